@@ -1,0 +1,5 @@
+"""`python -m edgeopt`."""
+
+from edgeopt.cli import main
+
+main()

@@ -1,0 +1,56 @@
+"""What a backend is: a module with these three names; and what it gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from dataclasses import dataclass
+
+from edgeopt.errors import LoweringError
+from edgeopt.program import ExportedGraph, OnnxGraph, Program
+from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal
+from edgeopt.spec.profile import Profile
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Files written (names relative to the folder given), the candidates that load them, and what was refused.
+
+    Two backends may name the same file: it was written once, and holds the same bytes for both.
+    """
+
+    files: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    recipes: tuple[EngineRecipe, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+
+class Backend(Protocol):
+    """A module of this room. It is called once with the float program and once with the integer program."""
+
+    runtime: str
+
+    def refusals(self, program: Program, profile: Profile) -> tuple[str, ...]:
+        """Why this backend cannot take `program` to `profile`'s target; empty where it can. Writes nothing."""
+        ...
+
+    def lower(
+        self, program: Program, profile: Profile, out: Path, *, target_python: str | None = None
+    ) -> Lowered:
+        """Write the files into `out` and name the candidates; what fails comes back as `refused`, with its reason.
+
+        `target_python`: an interpreter that has the target's torch, for test-loading.
+        """
+        ...
+
+
+def is_integer(program: Program) -> bool:
+    """Whether the program holds integer arithmetic: Q/DQ operators or integer kernels."""
+    return isinstance(program, ExportedGraph | OnnxGraph) and program.integer
+
+
+def refusal(candidate: str, why: LoweringError | str) -> Lowered:
+    """Nothing written, and the one reason."""
+    reason = why if isinstance(why, str) else why.what
+    return Lowered(refused=(Refusal(candidate=candidate, reason=reason),))

@@ -1,0 +1,62 @@
+"""Whether a lowered file computes what the program does: the calls to compare, and the tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeopt.errors import LoweringError
+from edgeopt.program import Program, graph
+from edgeopt.runtime import compare
+from edgeopt.spec.manifest import Tolerance
+
+# Kernels add in another order than torch does: so much may a float output differ from the same graph's.
+FLOAT = Tolerance(max_abs=1e-3)
+# Half-way cases rounded the other way move single values by a quantization step; a wrong scale or a lost operator
+# costs far more than this.
+INTEGER = Tolerance(sqnr_db=30.0)
+INTEGER_OUTPUT_AGREEMENT = 0.99  # of the indices that an integer program gives, a step may flip some
+
+
+@dataclass(frozen=True)
+class Case:
+    """Named inputs, and words that say which they are, such as 'at batch=2, time=6'."""
+
+    inputs: dict[str, np.ndarray]
+    words: str
+
+
+def cases(program: Program) -> Iterator[Case]:
+    """The reference's inputs, then random ones at three sizes of every axis: the least, one in use, one larger."""
+    signature = program.signature
+    for call in program.reference:
+        yield Case(call.inputs, "on the reference inputs")
+    smallest, example = graph.sizes(signature, "min"), graph.sizes(signature, "example")
+    larger = {name: min(axis.max, 2 * example[name] + 1) for name, axis in signature.axes.items()}
+    for seed, sizes in enumerate((smallest, example, larger) if signature.axes else ({},)):
+        words = "at " + ", ".join(f"{k}={v}" for k, v in sizes.items()) if sizes else "on random inputs"
+        yield Case(graph.synthetic(signature, sizes, seed), words)
+
+
+def require(
+    expected: dict[str, np.ndarray], found: dict[str, np.ndarray], *, words: str, file: str, integer: bool
+) -> None:
+    """LoweringError that names the output where `found` is not `expected`: shapes, dtypes, values."""
+    for name, reference in expected.items():
+        reason = _difference(name, reference, found[name], integer)
+        if reason:
+            raise LoweringError(f"the file gives other values than the model {words}: {reason}", where=file)
+
+
+def _difference(name: str, reference: np.ndarray, value: np.ndarray, integer: bool) -> str | None:
+    if (reference.shape, reference.dtype) != (value.shape, value.dtype):
+        there, wanted = (f"{a.dtype}{list(a.shape)}" for a in (value, reference))
+        return f"output '{name}' is {there} instead of {wanted}"
+    error = compare.output_error([reference], [value])
+    if integer and error.mismatches:
+        agreement = 1 - error.mismatches / reference.size
+        return None if agreement >= INTEGER_OUTPUT_AGREEMENT else f"output '{name}': only {agreement:.1%} agree"
+    reasons = compare.reasons_against({name: error}, INTEGER if integer else FLOAT)
+    return "; ".join(reasons) or None

@@ -1,0 +1,53 @@
+"""A written ONNX file against the program that it was made from, in onnxruntime on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from edgeopt.backends import equality
+from edgeopt.backends.onnx_file import first_line
+from edgeopt.errors import LoweringError
+from edgeopt.program import ExportedGraph, OnnxGraph, graph
+
+
+def compare(program: ExportedGraph | OnnxGraph, path: Path) -> None:
+    """LoweringError, naming output and sizes, where the file does not compute what the program does.
+
+    An integer program is compared without the runtime's graph optimizations: what the fused integer kernels of
+    this machine's CPU round or saturate says nothing about the file, and is judged by the gates and on the device.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # failures come as exceptions; the log would repeat them on the user's screen
+    if program.integer:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = _session(str(path), options, path.name)
+    original = None
+    if isinstance(program, OnnxGraph):
+        original = _session(program.model.SerializeToString(), options, "the model given")
+    for case in equality.cases(program):
+        if original is None:
+            expected = graph.run(program, case.inputs)
+        else:
+            expected = _run(original, case.inputs, program.signature.output_names, "the model given")
+        found = _run(session, case.inputs, program.signature.output_names, path.name)
+        equality.require(expected, found, words=case.words, file=path.name, integer=program.integer)
+
+
+def _session(model: str | bytes, options: onnxruntime.SessionOptions, name: str) -> onnxruntime.InferenceSession:
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as why:  # onnxruntime's exceptions share no base of their own
+        raise LoweringError(f"onnxruntime cannot load the file: {first_line(why)}", where=name) from why
+
+
+def _run(
+    session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray], outputs: tuple[str, ...], name: str
+) -> dict[str, np.ndarray]:
+    try:
+        return dict(zip(outputs, session.run(list(outputs), inputs), strict=True))
+    except Exception as why:
+        shapes = ", ".join(f"{k}{list(v.shape)}" for k, v in inputs.items())
+        raise LoweringError(f"onnxruntime cannot run the file for {shapes}: {first_line(why)}", where=name) from why

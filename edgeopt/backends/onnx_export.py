@@ -1,0 +1,166 @@
+"""A program as an ONNX file at an opset that the target reads, proved equal before it counts.
+
+There are two ways, and the first that gives a right file is taken: torch's exporter of today, which writes opset 18
+and later, lowered by `opset.lowered`; then the older one, which traces and writes the old opsets itself. Each file
+is read back, checked, and run in onnxruntime against the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import torch
+
+from edgeopt import digest
+from edgeopt.backends import onnx_check, onnx_file, onnx_legacy, opset
+from edgeopt.backends.onnx_file import OnnxFile
+from edgeopt.errors import LoweringError
+from edgeopt.program import ExportedGraph, OnnxGraph, Signature, graph
+
+log = logging.getLogger("edgeopt")
+
+# torch 2.11 to 2.13: its operators are written for 18, and 20 is what it gives when it is not asked.
+EXPORTER_OLDEST, EXPORTER_NEWEST = 18, 20
+
+
+def write(
+    program: ExportedGraph | OnnxGraph,
+    out: Path,
+    *,
+    opset_max: int,
+    inline_limit_bytes: int = onnx_file.INLINE_LIMIT_BYTES,
+) -> OnnxFile:
+    """Write `float.onnx` or `int8.onnx` into `out`, or find it there written from the same program.
+
+    The file's opset is at most `opset_max`, its inputs and outputs are the signature's, its bytes depend on nothing
+    but the program, and onnxruntime gives the program's outputs with it. Weights beyond `inline_limit_bytes` lie in
+    a second file. Raises LoweringError, and leaves no file, where no way leads there.
+    """
+    path = out / ("int8.onnx" if program.integer else "float.onnx")
+    source = digest.of_value([_digest(program), opset_max, inline_limit_bytes])
+    if onnx_file.source_of(path) == source:
+        return onnx_file.read_back(path)
+    reasons = []
+    for way in _ways(program):
+        try:
+            model = onnx_file.clean(way(program, opset_max), program.signature, source)
+            onnx_file.save(model, path, inline_limit_bytes=inline_limit_bytes)
+            return _proved(program, path, opset_max)
+        except LoweringError as why:
+            onnx_file.remove(path)
+            log.info("%s: %s: %s", path.name, way.__name__.strip("_"), why.what)
+            reasons.append(why.what)
+        except BaseException:
+            onnx_file.remove(path)
+            raise
+    raise LoweringError(
+        "; then: ".join(dict.fromkeys(reasons)),
+        where=f"{path.name}, opset {opset_max}",
+        todo="change the operator in the model, or choose a profile whose runtime reads a newer opset",
+    )
+
+
+def _proved(program: ExportedGraph | OnnxGraph, path: Path, opset_max: int) -> OnnxFile:
+    file = onnx_file.read_back(path)
+    if file.opset > opset_max:
+        raise LoweringError(f"the file has opset {file.opset}, the target reads {opset_max}", where=path.name)
+    onnx_file.check_interface(file, program.signature)
+    onnx_check.compare(program, path)
+    return file
+
+
+def _ways(program: ExportedGraph | OnnxGraph) -> tuple[Callable[..., onnx.ModelProto], ...]:
+    if isinstance(program, OnnxGraph):
+        return (_as_given,)
+    return (_by_exporter, _by_legacy_exporter)
+
+
+def _as_given(program: OnnxGraph, opset_max: int) -> onnx.ModelProto:
+    return opset.lowered(program.model, opset_max)
+
+
+def _by_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
+    exported = _exported(program)
+    with _quiet():
+        try:
+            written = torch.onnx.export(
+                exported,
+                dynamo=True,
+                opset_version=max(EXPORTER_OLDEST, min(EXPORTER_NEWEST, opset_max)),
+                input_names=program.signature.input_names,
+                output_names=program.signature.output_names,
+                verbose=False,
+            )
+        except Exception as why:  # the exporter raises whatever its translations raise
+            raise LoweringError(f"torch's ONNX exporter cannot write {_culprit(why)}") from why
+    return opset.lowered(written.model_proto, opset_max)
+
+
+def _by_legacy_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
+    with _quiet():
+        try:
+            return onnx_legacy.exported(program, min(opset_max, onnx_legacy.NEWEST))
+        except Exception as why:
+            raise LoweringError(f"torch's older ONNX exporter cannot write {_culprit(why)}") from why
+
+
+def _exported(program: ExportedGraph) -> torch.export.ExportedProgram:
+    try:
+        return graph.export(program)
+    except Exception as why:
+        raise LoweringError(
+            f"the graph cannot be exported again with its dynamic axes: {onnx_file.first_line(why)}"
+        ) from why
+
+
+def _culprit(why: BaseException) -> str:
+    """The operator that an exporter's exception names, else what it says."""
+    chain: list[str] = []
+    at: BaseException | None = why
+    while at is not None:
+        chain.append(str(at))
+        at = at.__cause__ or at.__context__
+    for text in reversed(chain):
+        found = re.search(r"op='([\w.:]+)'|operator '([\w.:]+)'", text)
+        if found:
+            return f"the operator '{found.group(1) or found.group(2)}'"
+    return f"this graph: {onnx_file.first_line(why)}"
+
+
+def _digest(program: ExportedGraph | OnnxGraph) -> str:
+    """sha256 of what the file depends on: graph, weights and signature."""
+    signature = _signature_text(program.signature)
+    if isinstance(program, OnnxGraph):
+        return digest.of_value([signature, onnx_file.digest_of(program.model)])
+    parts = [signature]
+    for name, module in program.module.named_modules():
+        if isinstance(module, torch.fx.GraphModule):
+            parts.append(f"{name}: {module.graph}")
+    for name, tensor in sorted((*program.module.named_parameters(), *program.module.named_buffers())):
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest.of_bytes(memoryview(data))}")
+    return digest.of_value(parts)
+
+
+def _signature_text(signature: Signature) -> str:
+    return repr((signature.inputs, signature.outputs, sorted(signature.axes.items())))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters' notes kept off the user's screen: absent torchvision, deprecations, versions to convert."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,197 @@
+"""An ONNX file on disk: made clean and deterministic, written whole, and its facts read back from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from edgeopt import digest
+from edgeopt.errors import LoweringError
+from edgeopt.program import Signature
+from edgeopt.spec.manifest import TensorSpec
+
+# Protobuf refuses messages of 2 GiB and more; the margin is for the graph around the weights.
+INLINE_LIMIT_BYTES = (1 << 31) - (1 << 24)
+_SOURCE = "edgeopt.source"
+
+_DTYPES = {
+    TensorProto.DOUBLE: "float64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16", TensorProto.INT64: "int64", TensorProto.INT32: "int32",
+    TensorProto.INT16: "int16", TensorProto.INT8: "int8", TensorProto.UINT8: "uint8", TensorProto.BOOL: "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """What was read back from a written file. `files`: its name, and its external data where there is any."""
+
+    name: str
+    files: tuple[str, ...]
+    opset: int
+    ir_version: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the default operator set that `model` is written in."""
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def clean(model: onnx.ModelProto, signature: Signature, source: str) -> onnx.ModelProto:
+    """`model` without traces of this machine, its axes under the user's names, its IR the oldest that fits.
+
+    Exporters note stack traces, file paths and symbols such as `s77`; none of them belongs in a file that is
+    shipped and hashed. An older IR version is read by more runtimes and means the same.
+    """
+    model = _copy(model)
+    _forget(model)
+    _name_axes(model.graph, signature)
+    model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+    model.metadata_props.add(key=_SOURCE, value=source)
+    return model
+
+
+def save(model: onnx.ModelProto, path: Path, *, inline_limit_bytes: int = INLINE_LIMIT_BYTES) -> None:
+    """Write `model`; weights go to `NAME.data` beside it where they do not fit one protobuf message."""
+    data = path.with_name(path.name + ".data")
+    data.unlink(missing_ok=True)
+    if model.ByteSize() < inline_limit_bytes:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+        return
+    onnx.save_model(_copy(model), path, save_as_external_data=True, location=data.name, size_threshold=1024)
+
+
+def read_back(path: Path) -> OnnxFile:
+    """The facts of the file at `path`, after onnx's full check. LoweringError where the checker refuses it."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as why:
+        raise LoweringError(f"the ONNX checker refuses the file: {first_line(why)}", where=path.name) from why
+    model = onnx.load(path, load_external_data=False)
+    external = sorted(
+        {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
+    )
+    return OnnxFile(
+        name=path.name,
+        files=(path.name, *external),
+        opset=opset_of(model),
+        ir_version=model.ir_version,
+        inputs=tuple(_spec(v) for v in model.graph.input),
+        outputs=tuple(_spec(v) for v in model.graph.output),
+    )
+
+
+def source_of(path: Path) -> str | None:
+    """The digest of the program that the file at `path` was written from, or None."""
+    if not path.is_file():
+        return None
+    model = onnx.load(path, load_external_data=False)
+    return next((p.value for p in model.metadata_props if p.key == _SOURCE), None)
+
+
+def remove(path: Path) -> None:
+    """Delete the file and its external data."""
+    path.unlink(missing_ok=True)
+    path.with_name(path.name + ".data").unlink(missing_ok=True)
+
+
+def check_interface(file: OnnxFile, signature: Signature) -> None:
+    """LoweringError unless the file's inputs and outputs are the signature's: names, order, dtypes, shapes."""
+    for what, found, wanted in (
+        ("inputs", file.inputs, signature.inputs),
+        ("outputs", file.outputs, signature.outputs),
+    ):
+        expected = tuple(_fixed(spec, signature) for spec in wanted)
+        if found != expected:
+            raise LoweringError(
+                f"the ONNX file's {what} are {_text(found)} where the model's are {_text(expected)}", where=file.name
+            )
+
+
+def digest_of(model: onnx.ModelProto) -> str:
+    """sha256 of a model in memory."""
+    return digest.of_bytes(model.SerializeToString(deterministic=True))
+
+
+def first_line(why: BaseException) -> str:
+    """The first line of an exception's message, for messages of our own."""
+    text = str(why).strip()
+    return text.splitlines()[0] if text else type(why).__name__
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _forget(model: onnx.ModelProto) -> None:
+    model.doc_string = ""
+    del model.metadata_props[:]
+    for function in model.functions:
+        function.doc_string = ""
+        del function.metadata_props[:]
+        del function.value_info[:]
+        _forget_nodes(function.node)
+    _forget_graph(model.graph)
+
+
+def _forget_graph(graph: onnx.GraphProto) -> None:
+    graph.doc_string = ""
+    del graph.metadata_props[:]
+    del graph.value_info[:]  # holds the exporter's symbols; every reader infers the shapes itself
+    for value in (*graph.input, *graph.output):
+        value.doc_string = ""
+        del value.metadata_props[:]
+    for tensor in graph.initializer:
+        tensor.doc_string = ""
+        del tensor.metadata_props[:]
+    _forget_nodes(graph.node)
+
+
+def _forget_nodes(nodes) -> None:
+    for node in nodes:
+        node.doc_string = ""
+        del node.metadata_props[:]
+        for attribute in node.attribute:
+            attribute.doc_string = ""
+            for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+                _forget_graph(graph)
+
+
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def _name_axes(graph: onnx.GraphProto, signature: Signature) -> None:
+    """Write the signature's names over the exporter's; a size that the file fixes stays, for the check to see."""
+    for values, specs in ((graph.input, signature.inputs), (graph.output, signature.outputs)):
+        for value, spec in zip(values, specs, strict=False):
+            for dim, size in zip(value.type.tensor_type.shape.dim, spec.shape, strict=False):
+                if isinstance(size, str) and not dim.HasField("dim_value"):
+                    dim.dim_param = size
+
+
+def _fixed(spec: TensorSpec, signature: Signature) -> TensorSpec:
+    """The spec with axes of one possible size as that size, as exporters write them."""
+    axes = signature.axes
+    shape = tuple(axes[s].min if s in axes and axes[s].min == axes[s].max else s for s in spec.shape)
+    return TensorSpec(name=spec.name, dtype=spec.dtype, shape=shape)
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    kind = value.type.tensor_type
+    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in kind.shape.dim)
+    if kind.elem_type not in _DTYPES:
+        raise LoweringError(
+            f"'{value.name}' has the type {TensorProto.DataType.Name(kind.elem_type)}, which no runtime here takes",
+            todo="cast it in the model",
+        )
+    return TensorSpec(name=value.name, dtype=_DTYPES[kind.elem_type], shape=shape)
+
+
+def _text(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(f"{s.name}: {s.dtype}[{', '.join(map(str, s.shape))}]" for s in specs) or "none"

@@ -1,0 +1,28 @@
+"""A module of positional tensors to a flat tuple of tensors, which is what exporters and tracers take."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgeopt.capture.eager import flatten
+
+
+def flat(module: nn.Module, names: tuple[str, ...], *, copy_inputs: bool) -> nn.Module:
+    """`module`, a copy that the caller owns, with a forward of positional tensors in the order of `names`.
+
+    The forward itself is replaced rather than wrapped, so that parameters keep the user's names. `copy_inputs`
+    for a model that writes to its inputs: the captured program then writes to copies.
+    """
+    call = module.forward
+
+    def forward(self: nn.Module, *tensors: torch.Tensor) -> Any:
+        given = [t.clone() for t in tensors] if copy_inputs else tensors
+        named, _ = flatten(call(**dict(zip(names, given, strict=True))))
+        return tuple(named.values())
+
+    module.forward = types.MethodType(forward, module)
+    return module

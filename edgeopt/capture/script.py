@@ -1,0 +1,175 @@
+"""Capture by TorchScript, frozen: a trace, the user's code as a script, or a TorchScript file.
+
+This file and `backends/torchscript.py` are the only ones that use `torch.jit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgeopt.capture.declined import Declined, first_line
+from edgeopt.capture.eager import Eager
+from edgeopt.capture.flat import flat
+from edgeopt.errors import ModelError
+from edgeopt.ports.user_code import user_line
+from edgeopt.program import ScriptGraph, Signature, graph
+
+_TEST_LOAD = "import sys, torch; torch.jit.load(sys.argv[1], map_location='cpu')"
+_TEST_LOAD_S = 300.0
+
+
+def trace(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) -> ScriptGraph:
+    """The model traced at the example sizes and frozen. What the trace froze in, the guard has to find."""
+    module = flat(model.fresh(), signature.input_names, copy_inputs=copy_inputs)
+    example = graph.synthetic(signature, graph.sizes(signature, "example"), seed)
+    try:
+        with torch.no_grad(), _deprecations_ignored(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+            traced = torch.jit.trace(module, tuple(graph.to_tensors(signature, example)), check_trace=False)
+            frozen = torch.jit.freeze(traced.eval())
+    except Exception as why:
+        raise Declined(first_line(why), user_line(why, model.folder)) from why
+    return ScriptGraph(signature=signature, reference=(), module=frozen, how="trace")
+
+
+def frozen_values(model: Eager, signature: Signature, seed: int) -> str | None:
+    """The user's file and line where a trace turns a tensor into a Python value, or None."""
+    module = flat(model.fresh(), signature.input_names, copy_inputs=True)
+    example = graph.synthetic(signature, graph.sizes(signature, "example"), seed)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught, contextlib.suppress(Exception):
+        warnings.simplefilter("always")
+        torch.jit.trace(module, tuple(graph.to_tensors(signature, example)), check_trace=False)
+    for warning in caught:
+        path = Path(warning.filename)
+        if issubclass(warning.category, torch.jit.TracerWarning) and model.folder.resolve() in path.parents:
+            return f"{path.relative_to(model.folder.resolve())}, line {warning.lineno}"
+    return None
+
+
+def script(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) -> ScriptGraph:
+    """The user's code compiled by TorchScript, control flow included, and frozen."""
+    del seed  # scripting calls nothing
+    try:
+        with _deprecations_ignored():
+            inner = model.module if is_script(model.module) else torch.jit.script(model.fresh())
+            frozen = _flattened(inner, signature, copy_inputs)
+    except Exception as why:
+        raise Declined(_compiler_line(why), user_line(why, model.folder)) from why
+    how = "file" if is_script(model.module) else "script"
+    return ScriptGraph(signature=signature, reference=(), module=frozen, how=how)
+
+
+def is_script(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def read(path: Path) -> torch.jit.ScriptModule:
+    """The TorchScript module of a file, in eval mode on the CPU.
+
+    It is loaded in a process of its own first, since a file of a newer torch may abort the one that loads it.
+    Raises ModelError.
+    """
+    tried = subprocess.run(
+        [sys.executable, "-c", _TEST_LOAD, str(path)], stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=_TEST_LOAD_S,
+    )  # fmt: skip
+    if tried.returncode != 0:
+        lines = [line.strip() for line in tried.stderr.splitlines() if line.strip()]
+        why = f"it aborts (signal {-tried.returncode})" if tried.returncode < 0 else _last_error(lines)
+        raise ModelError(
+            f"the TorchScript file cannot be loaded by torch {torch.__version__}: {why}",
+            where=f"key 'model': {path}",
+            todo="a file of weights goes under 'weights' with a Python factory as 'model'; else save it again "
+            "with torch.jit.save in a torch that is not newer",
+        )  # fmt: skip
+    with _deprecations_ignored():
+        return torch.jit.load(str(path), map_location="cpu").eval()
+
+
+def parameters(module: torch.jit.ScriptModule) -> list[inspect.Parameter]:
+    """The parameters of a TorchScript module's forward, as `inspect` gives them for Python."""
+    arguments = module.forward.schema.arguments[1:]  # the first is self
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [
+        inspect.Parameter(a.name, kind, default=a.default_value if a.has_default_value() else inspect.Parameter.empty)
+        for a in arguments
+    ]
+
+
+@contextlib.contextmanager
+def _deprecations_ignored() -> Iterator[None]:
+    """torch says that TorchScript is deprecated at each call; the devices of JetPack 4 and 5 run nothing else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+class _Holder(nn.Module):
+    def __init__(self, inner: torch.jit.ScriptModule):
+        super().__init__()
+        self.inner = inner
+
+
+def _flattened(inner: Any, signature: Signature, copy_inputs: bool) -> torch.jit.ScriptModule:
+    """`inner` with a forward of positional tensors and a flat tuple of tensors, frozen."""
+    given = [f"x{i}" for i in range(len(signature.inputs))]
+    passed = ", ".join(
+        f"{name}={x}.clone()" if copy_inputs else f"{name}={x}"
+        for name, x in zip(signature.input_names, given, strict=True)
+    )
+    paths = _paths(signature.output_structure, "out")
+    returned = "".join(f"{paths[i]}, " for i in range(len(paths)))
+    holder = torch.jit.script(_Holder(inner))
+    holder.define(f"def forward(self, {', '.join(given)}):\n    out = self.inner({passed})\n    return ({returned})\n")
+    return torch.jit.freeze(holder.eval())
+
+
+def _paths(node: Any, path: str) -> dict[int, str]:
+    """Output index -> the TorchScript expression that reaches it below `path`."""
+    kind = node["kind"]
+    if kind == "tensor":
+        return {node["index"]: path}
+    if kind in ("tuple", "list"):
+        below = [(item, f"{path}[{i}]") for i, item in enumerate(node["items"])]
+    elif kind == "dict":
+        below = [(item, f"{path}[{key!r}]") for key, item in node["items"].items()]
+    elif kind == "dataclass":
+        below = [(item, f"{path}.{key}") for key, item in node["items"].items()]
+    else:
+        below = []
+    return {index: found for item, where in below for index, found in _paths(item, where).items()}
+
+
+def _compiler_line(why: BaseException) -> str:
+    """The compiler's message with the user's line, which it prints after the message."""
+    message = first_line(why)
+    for line in str(why).splitlines():
+        if line.strip().startswith('File "'):
+            return f"{message} ({line.strip()})"
+    return message
+
+
+def _last_error(lines: list[str]) -> str:
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["no message"])[-1]
+
+
+def write(module: torch.jit.ScriptModule, path: Path) -> None:
+    with _deprecations_ignored():
+        torch.jit.save(module, str(path))
+
+
+def read_trusted(path: Path) -> torch.jit.ScriptModule:
+    """The module of a file that edgeopt wrote with this torch."""
+    with _deprecations_ignored():
+        return torch.jit.load(str(path), map_location="cpu").eval()

@@ -1,0 +1,52 @@
+"""`edgeopt build`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--profile", "profile_name", required=True, metavar="NAME", help="A profile: NAME, NAME@JETPACK or FILE.")
+@click.option("--project", "project_path", default=".", metavar="FILE", help="The project file or its folder.")
+@click.option("--out", metavar="DIR", help="The artifact's folder. Default: NAME.edgeopt in this folder.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Replace project.KEY or profile.KEY.")
+@click.option("--until", metavar="STAGE", help="Stop after a stage: capture, optimize, qat, quantize, reoptimize.")
+@click.option("--no-cache", is_flag=True, help="Do every stage again.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record of the build as JSON.")
+@click.pass_obj
+def build(progress, model, profile_name, project_path, out, settings, until, no_cache, as_json):
+    """Build the artifact of a model for a profile.
+
+    MODEL is file.py:factory, package.module:factory, an .onnx or a TorchScript file; without it, the model that
+    the project file names.
+
+    \b
+    Example:
+      edgeopt build --profile xavier
+      edgeopt build --profile x86-cpu --project examples/digits --out digits.edgeopt
+      edgeopt build --profile orin-nx@5.1 --set profile.passes.fold_constants=off
+    """
+    from edgeopt.cli.build_lines import Lines
+    from edgeopt.flows.build import WORKDIR
+    from edgeopt.flows.build import build as run_build
+    from edgeopt.flows.project import find_project
+    from edgeopt.pipeline.job import Job
+    from edgeopt.spec.overrides import parse_overrides
+    from edgeopt.spec.profile import load_profile
+
+    project_overrides, profile_overrides = parse_overrides(settings)
+    profile = load_profile(profile_name, profile_overrides)
+    project = find_project(model, Path(project_path), project_overrides)
+    job = Job(profile=profile, project=project, workdir=project.folder / WORKDIR, progress=progress)
+    place = Path(out or f"{project.name}.edgeopt").expanduser()
+    lines = Lines(quiet=as_json)
+    lines.start(project.name, profile)
+    built = run_build(job, place, until=until, use_cache=not no_cache, listener=lines.listener)
+    if as_json:
+        click.echo(json.dumps({**built.record, "artifact": str(place) if built.artifact else None}, default=str))
+    else:
+        lines.end(built, place)

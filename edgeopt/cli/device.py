@@ -1,0 +1,154 @@
+"""Commands that change what a device holds: push, activate, rollback, deploy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+def device_options(command):
+    """The options of every command that talks to a device."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        click.option(
+            "--ssh-config", type=click.Path(path_type=Path), help="Read FILE instead of ~/.ssh/config."
+        ),
+        click.option(
+            "--accept-new-host-key", is_flag=True, help="Trust a host that was never seen; a changed key is refused."
+        ),
+        click.option("--root", metavar="DIR", help="Where releases lie on the device [default: ~/.edgeopt]."),
+    ):
+        command = option(command)
+    return command
+
+
+def keep_option(command):
+    return click.option(
+        "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Releases that stay on the device."
+    )(command)
+
+
+def open_connection(host: str | None, ssh_config: Path | None, accept_new_host_key: bool):
+    """The Connection that the options of `device_options` describe; use it in a `with` block."""
+    from edgeopt.ports.connect import connect
+
+    return connect(host, accept_new=accept_new_host_key, config=ssh_config)
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("host", required=False)
+@keep_option
+@device_options
+@click.pass_obj
+def push(progress, artifact, host, keep, root, accept_new_host_key, ssh_config, as_json):
+    """Stage ARTIFACT as a release on HOST; it is not activated.
+
+    HOST is an alias of ~/.ssh/config or user@host[:port]; without it this machine is the device. Only what the
+    device lacks travels, and a push that broke goes on where it was.
+
+    \b
+    Example:
+      edgeopt push digits.edgeopt jetson
+    """
+    from edgeopt.flows.push import push
+    from edgeopt.runtime.artifact import Artifact
+
+    opened = Artifact.open(artifact)
+    with open_connection(host, ssh_config, accept_new_host_key) as connection:
+        done = push(opened, connection, root=root, keep=keep, progress=progress)
+    _say(done.as_dict(), pushed_lines(done), as_json)
+
+
+@click.command()
+@click.argument("target", metavar="ARTIFACT|NAME")
+@click.argument("host", required=False)
+@click.option("--release", metavar="DIGEST", help="The beginning of the release's digest, where a NAME is given.")
+@device_options
+def activate(target, host, release, root, accept_new_host_key, ssh_config, as_json):
+    """Make a release that HOST holds the current one.
+
+    The release is that of ARTIFACT, a folder, or of the artifact NAME the one that --release names. Where its
+    after_activate or health command fails, the device goes back to the release that was current.
+
+    \b
+    Example:
+      edgeopt activate digits.edgeopt jetson
+      edgeopt activate digits jetson --release 3f9a
+    """
+    from edgeopt.errors import UsageError
+    from edgeopt.flows.activate import activate
+
+    name, digest, manifest_root = _named(target)
+    if digest and release and not digest.startswith(release):
+        raise UsageError("--release is not the artifact's digest", where=target, todo="leave --release out")
+    with open_connection(host, ssh_config, accept_new_host_key) as connection:
+        done = activate(connection, name, digest or release, root=root or manifest_root)
+    _say(done.as_dict(), activated_lines(done), as_json)
+
+
+@click.command()
+@click.argument("target", metavar="ARTIFACT|NAME")
+@click.argument("host", required=False)
+@device_options
+def rollback(target, host, root, accept_new_host_key, ssh_config, as_json):
+    """Make the previous release of ARTIFACT or NAME on HOST the current one again.
+
+    \b
+    Example:
+      edgeopt rollback digits jetson
+    """
+    from edgeopt.flows.activate import rollback
+
+    name, _, manifest_root = _named(target)
+    with open_connection(host, ssh_config, accept_new_host_key) as connection:
+        done = rollback(connection, name, root=root or manifest_root)
+    _say(done.as_dict(), activated_lines(done), as_json)
+
+
+def pushed_lines(done) -> list[str]:
+    """A Pushed for people."""
+    if done.already_there:
+        first = f"pushed   {done.name} {done.digest[:12]}: already there, nothing moved"
+    else:
+        rate = f", {done.moved_bytes / 1e6 / done.seconds:.0f} MB/s" if done.moved_bytes > 10e6 else ""
+        first = (
+            f"pushed   {done.name} {done.digest[:12]}: {_size(done.moved_bytes)} in {done.blobs_moved} blobs moved, "
+            f"{done.blobs_skipped} were there, {done.seconds:.1f} s{rate}"
+        )
+    pruned = [f"removed  {digest[:12]}, older than the releases that are kept" for digest in done.pruned]
+    return [first, f"release  {done.host}:{done.release}", *pruned]
+
+
+def activated_lines(done) -> list[str]:
+    """An Activated for people."""
+    first = f"active   {done.name} {done.digest[:12]}" + ("" if done.changed else ": it was already")
+    previous = f"previous {done.previous[:12]}" if done.previous else "previous none"
+    return [first, previous, f"current  {done.host}:{done.current_link}"]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count} bytes"
+
+
+def _say(data: dict, lines: list[str], as_json: bool) -> None:
+    click.echo(json.dumps(data) if as_json else "\n".join(lines))
+
+
+def _named(target: str) -> tuple[str, str | None, str | None]:
+    """(name, digest, root) of an artifact's folder, or (name, None, None) of a name on the device."""
+    import re
+
+    from edgeopt.errors import UsageError
+    from edgeopt.runtime.artifact import SUFFIX, read_manifest
+    from edgeopt.spec import manifest as spec
+
+    folder = Path(target)
+    if folder.is_dir() or "/" in target or target.endswith(SUFFIX):
+        manifest = read_manifest(folder)
+        return manifest.name, spec.digest(manifest), manifest.root
+    if not re.fullmatch(spec.NAME_PATTERN, target):
+        raise UsageError(f"'{target}' is neither a folder nor an artifact's name")
+    return target, None, None

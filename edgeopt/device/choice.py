@@ -1,0 +1,33 @@
+"""Which of the candidates that passed runs: the fastest; within the noise of the fastest, the smallest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edgeopt.spec.report import CandidateResult
+
+
+def fastest(results: Sequence[CandidateResult], sizes: Mapping[str, int]) -> CandidateResult:
+    """The candidate to run among `results`, which all passed; `sizes` are the bytes of their files.
+
+    Equal are those whose p50 is within the largest noise (half the relative spread of a candidate's rounds) of the
+    least; of equals the smaller file wins. Where nothing was timed the first does.
+    """
+    timed = [r for r in results if r.p50_ms is not None]
+    if not timed:
+        return results[0]
+    noise = max(r.noise or 0.0 for r in timed)
+    least = min(r.p50_ms for r in timed)
+    equal = [r for r in timed if r.p50_ms <= least * (1 + noise)]
+    return min(equal, key=lambda r: (sizes[r.name], r.p50_ms))
+
+
+def reason(best: CandidateResult, results: Sequence[CandidateResult]) -> str:
+    """Why `best` was taken from `results`, in one line."""
+    if best.p50_ms is None:
+        return "speed was not measured"
+    others = sorted((r for r in results if r.name != best.name and r.p50_ms is not None), key=lambda r: r.p50_ms)
+    if not others:
+        return f"the only candidate that passed: p50 {best.p50_ms:.3f} ms"
+    words = ", ".join(f"{r.name} {r.p50_ms:.3f} ms ({r.p50_ms / best.p50_ms:.2f} times)" for r in others)
+    return f"p50 {best.p50_ms:.3f} ms against {words}"

@@ -1,0 +1,124 @@
+"""From what the runner returned to a candidate's figures: latencies, errors against the reference, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgeopt.device.runner import Refs, Response, Run
+from edgeopt.runtime import evaluation, tensors
+from edgeopt.runtime.compare import output_errors, top1_agreement
+from edgeopt.spec.manifest import Axis, Candidate, Feed, TensorSpec
+from edgeopt.spec.report import CandidateResult
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What candidates are asked: reference calls and cases, whose tensors lie below `folder` on this machine.
+
+    `evaluate` is the project's function where the cases are all that it asks for, else None.
+    """
+
+    folder: Path
+    reference: tuple[Feed, ...]
+    cases: tuple[Feed, ...]
+    evaluate: evaluation.Evaluate | None
+    base: Path | None = None  # the project's folder, for messages
+    classifier: bool = False
+
+    @property
+    def feeds(self) -> dict[str, Refs]:
+        """Feed id -> inputs, as the runner takes them."""
+        return {
+            name: feed.inputs for name, feed in [*_named("reference", self.reference), *_named("cases", self.cases)]
+        }
+
+
+def timing_feed(inputs: Sequence[TensorSpec], axes: Mapping[str, Axis], reference: Sequence[Feed]) -> str:
+    """The id of the reference call to time: the first whose axes have their `opt` sizes, else the first."""
+    wanted = {spec.name: tuple(axes[size].opt if size in axes else size for size in spec.shape) for spec in inputs}
+    for name, feed in _named("reference", reference):
+        if all(ref.shape == wanted[key] for key, ref in feed.inputs.items()):
+            return name
+    return "reference/0"
+
+
+def candidate_result(candidate: Candidate, response: Response, asked: Questions) -> CandidateResult:
+    """The figures of one candidate; `failure` set where it gave none."""
+    run = response.runs[candidate.name]
+    fixed = {"name": candidate.name, "runtime": candidate.runtime, "precision": candidate.precision, "flags": run.flags}
+    if run.failure is not None:
+        return CandidateResult(**fixed, failure=f"{run.failure.kind}: {run.failure.message}")
+    return CandidateResult(
+        **fixed,
+        load_s=run.load_s,
+        first_call_ms=None if run.first_call_s is None else 1e3 * run.first_call_s,
+        peak_rss_mb=None if run.peak_rss_bytes is None else run.peak_rss_bytes / (1 << 20),
+        **_latency(run),
+        **_accuracy(candidate.name, response, asked),
+    )
+
+
+def _latency(run: Run) -> dict[str, float | int | None]:
+    """Percentiles over every measured call, in ms, and the noise: half the relative spread of the rounds' medians."""
+    calls = run.calls_s
+    if not calls:
+        return {}
+    p50, p90, p99 = (1e3 * float(np.percentile(calls, q)) for q in (50, 90, 99))
+    medians = [float(np.median(calls)) for calls in run.rounds_s if calls]
+    noise = (max(medians) - min(medians)) / (2 * float(np.median(medians)))
+    return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "calls": len(calls), "noise": noise}
+
+
+def _accuracy(name: str, response: Response, asked: Questions) -> dict[str, object]:
+    """Errors over every feed that has the unoptimised model's outputs; metrics by replaying `evaluate`."""
+    judged = [
+        (feed_id, feed)
+        for feed_id, feed in [*_named("reference", asked.reference), *_named("cases", asked.cases)]
+        if feed.outputs
+    ]
+    given = [{key: tensors.read(asked.folder, ref) for key, ref in feed.outputs.items()} for _, feed in judged]
+    found = [response.outputs(name, feed_id) for feed_id, _ in judged]
+    errors = output_errors(given, found).values()
+    out: dict[str, object] = {
+        "sqnr_db": min((e.sqnr_db for e in errors), default=None),
+        "max_abs_error": max((e.max_abs for e in errors), default=None),
+    }
+    if asked.classifier:
+        out["top1_agreement"] = _agreement(given, found)
+    if asked.evaluate is not None:
+        out["metrics"] = evaluation.replay(
+            asked.evaluate,
+            _Lazy(asked.cases, lambda i: {k: tensors.read(asked.folder, r) for k, r in asked.cases[i].inputs.items()}),
+            _Lazy(asked.cases, lambda i: response.outputs(name, f"cases/{i}")),
+            base=asked.base,
+        )
+    return out
+
+
+def _agreement(given: Sequence[dict[str, np.ndarray]], found: Sequence[dict[str, np.ndarray]]) -> float:
+    """Top-1 agreement of the first output over all samples."""
+    first = next(iter(given[0]))
+    samples = [len(reference[first]) for reference in given]
+    shares = [top1_agreement(r[first], x[first]) for r, x in zip(given, found, strict=True)]
+    return float(np.average(shares, weights=samples))
+
+
+class _Lazy(Sequence):
+    """A sequence as long as `like` whose items are read when they are asked for, so that memory stays flat."""
+
+    def __init__(self, like: Sequence, read):
+        self._like, self._read = like, read
+
+    def __len__(self) -> int:
+        return len(self._like)
+
+    def __getitem__(self, index):
+        return self._read(index)
+
+
+def _named(kind: str, feeds: Sequence[Feed]) -> list[tuple[str, Feed]]:
+    return [(f"{kind}/{i}", feed) for i, feed in enumerate(feeds)]

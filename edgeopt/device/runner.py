@@ -1,0 +1,259 @@
+"""The host's side of the runner: one request to the device, its response and raw outputs back.
+
+The request and the outputs lie in a temporary folder on the device, which is removed whatever happens.
+Candidates that fail are part of the answer (`Run.failure`); what raises is a device that cannot run the
+runner at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from edgeopt.errors import DeviceError, EdgeoptError, SpaceError
+from edgeopt.ports.connection import Connection, Result
+from edgeopt.progress import SILENT, Progress
+from edgeopt.runtime import tensors, zipapp
+from edgeopt.spec.manifest import Candidate, TensorRef, TensorSpec
+from edgeopt.spec.values import Value, validate
+
+PROTOCOL = 1
+
+Refs = Mapping[str, TensorRef]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How to measure: `rounds` in turns across candidates, each `calls` after `warmup`; `max_s` a candidate."""
+
+    feed: str
+    rounds: int = 5
+    calls: int = 50
+    warmup: int = 10
+    max_s: float = 20
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the runner is asked. File names are relative to `folder`, a path on the device.
+
+    `feeds`: id -> input name -> where it lies. `timeout_s` is the longest that one candidate may be silent
+    (loading, or within one call); `total_s` ends the whole.
+    """
+
+    folder: str
+    candidates: Sequence[Candidate]
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    feeds: Mapping[str, Refs]
+    op_libraries: Sequence[str] = ()
+    timing: Timing | None = None
+    threads: int | None = None
+    timeout_s: float = 300
+    total_s: float = 3600
+
+
+class Failure(Value):
+    """Why a candidate gave no figures; `signal` is the one that ended its process."""
+
+    kind: Literal["missing-runtime", "load", "run", "abort", "timeout", "memory", "space", "request"]
+    message: str
+    signal: int | None = None
+
+
+class Run(Value):
+    """What the runner has of one candidate. Seconds; `rounds_s` holds every measured call of each round."""
+
+    status: Literal["ok", "failed"]
+    failure: Failure | None
+    flags: tuple[dict[str, Any], ...]
+    load_s: float | None
+    first_call_s: float | None
+    rounds_s: tuple[tuple[float, ...], ...]
+    peak_rss_bytes: int | None
+    outputs: dict[str, dict[str, TensorRef]]
+
+    @property
+    def calls_s(self) -> list[float]:
+        """Every measured call of all rounds."""
+        return [seconds for calls in self.rounds_s for seconds in calls]
+
+
+class _Answer(Value):
+    protocol: Literal[1]
+    environment: dict[str, Any]
+    failure: Failure | None
+    candidates: dict[str, Run]
+
+
+@dataclass(frozen=True)
+class Response:
+    """The device's answer: facts of the device, a Run for each candidate, and its outputs in `folder` here."""
+
+    environment: dict[str, Any]
+    runs: dict[str, Run]
+    folder: Path
+
+    def outputs(self, candidate: str, feed: str) -> dict[str, np.ndarray]:
+        """The outputs of one feed by name (bfloat16 as float32); KeyError where the candidate has none."""
+        refs = self.runs[candidate].outputs[feed]
+        return {name: tensors.read(self.folder, ref) for name, ref in refs.items()}
+
+
+def environment(connection: Connection, *, python: str = "python3", timeout_s: float = 60) -> dict[str, Any]:
+    """Facts of the device: Python, machine, CPU, memory, and the versions of the runtimes that it has."""
+    with _scratch(connection) as scratch:
+        runner = _put_runner(connection, scratch)
+        done = connection.run([python, runner, "environment"], timeout_s=timeout_s, check=False)
+        _check_status(done, connection, python)
+        return _json(done.stdout, connection.label)
+
+
+def measure(
+    connection: Connection,
+    request: Request,
+    into: Path,
+    *,
+    runner: str | None = None,
+    python: str = "python3",
+    progress: Progress = SILENT,
+) -> Response:
+    """Have the device run and measure the candidates of `request`, and fetch the raw outputs into `into`.
+
+    `runner` is the onboard.pyz on the device; without it this edgeopt's own is sent along. `python` is an
+    interpreter there, 3.6 or newer, that has the candidates' runtimes.
+    Raises DeviceError where there is no such Python, the request is refused or nothing comes back in time;
+    SpaceError where the device's disk is full; what the connection raises where it breaks.
+    """
+    with _scratch(connection) as scratch:
+        runner = runner or _put_runner(connection, scratch)
+        _put_json(connection, f"{scratch}/request.json", _encode(request, f"{scratch}/out"))
+        argv = [python, runner, "run", f"{scratch}/request.json", f"{scratch}/response.json"]
+        with progress.bar(f"measuring on {connection.label}", None):
+            # the runner ends by itself at total_s; the minute is for starting it and writing the response
+            done = connection.run(argv, timeout_s=request.total_s + 60, check=False)
+        _check_status(done, connection, python)
+        answer = _fetch_answer(connection, scratch, into)
+        _fetch_outputs(connection, scratch, answer, into, progress)
+    return Response(answer.environment, answer.candidates, into)
+
+
+def _encode(request: Request, out: str) -> dict[str, Any]:
+    return {
+        "protocol": PROTOCOL,
+        "folder": request.folder,
+        "out": out,
+        "candidates": [c.model_dump(mode="json") for c in request.candidates],
+        "inputs": [spec.model_dump(mode="json") for spec in request.inputs],
+        "outputs": [spec.model_dump(mode="json") for spec in request.outputs],
+        "op_libraries": list(request.op_libraries),
+        "feeds": [
+            {"id": name, "inputs": {key: ref.model_dump(mode="json") for key, ref in refs.items()}}
+            for name, refs in request.feeds.items()
+        ],
+        "measure": None if request.timing is None else vars(request.timing),
+        "threads": request.threads,
+        "timeout_s": request.timeout_s,
+        "total_s": request.total_s,
+    }
+
+
+@contextlib.contextmanager
+def _scratch(connection: Connection) -> Iterator[str]:
+    """A temporary folder on the device with an empty `out` in it, removed at the end."""
+    made = connection.run(["mktemp", "-d"], check=False)
+    if made.status != 0:
+        raise _disk_or_device(made, "cannot make a temporary folder", connection)
+    scratch = made.text
+    try:
+        connection.run(["mkdir", f"{scratch}/out"])
+        yield scratch
+    finally:
+        # a broken connection has its own error, which this one would hide
+        with contextlib.suppress(EdgeoptError):
+            connection.run(["rm", "-rf", "--", scratch], check=False)
+
+
+def _put_runner(connection: Connection, scratch: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        connection.put(zipapp.write_zipapp(folder), f"{scratch}/{zipapp.FILE_NAME}")
+    return f"{scratch}/{zipapp.FILE_NAME}"
+
+
+def _put_json(connection: Connection, path: str, value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / "request.json"
+        local.write_text(json.dumps(value))
+        connection.put(local, path)
+
+
+def _check_status(done: Result, connection: Connection, python: str) -> None:
+    if done.status == 0:
+        return
+    if done.status == 127:
+        raise DeviceError(
+            f"there is no '{python}'",
+            where=connection.label,
+            todo="install Python 3.6 or newer, or name it with --python",
+        )
+    if done.status == errno.ENOSPC:
+        raise _disk_or_device(done, "the runner cannot write its response", connection, full=True)
+    raise _disk_or_device(done, "the runner ended without a response", connection)
+
+
+def _disk_or_device(done: Result, what: str, connection: Connection, *, full: bool = False) -> EdgeoptError:
+    if full or "no space left" in done.complaint.lower():
+        return SpaceError(
+            f"the device's disk is full: {done.complaint}",
+            where=connection.label,
+            todo="free space there and try again",
+        )
+    return DeviceError(
+        f"{what}: {done.complaint}",
+        where=connection.label,
+        todo="run 'python3 onboard.pyz environment' there by hand",
+    )
+
+
+def _fetch_answer(connection: Connection, scratch: str, into: Path) -> _Answer:
+    into.mkdir(parents=True, exist_ok=True)
+    local = into / "response.json"
+    connection.get(f"{scratch}/response.json", local)
+    data = _json(local.read_bytes(), connection.label)
+    answer = validate(_Answer, data, source=f"{connection.label}: the runner's response", error=DeviceError)
+    if answer.failure is not None:
+        raise DeviceError(
+            f"the runner refuses the request: {answer.failure.message}", where=connection.label,
+            todo="push the artifact again: its runner and this edgeopt may differ in version",
+        )  # fmt: skip
+    return answer
+
+
+def _fetch_outputs(connection: Connection, scratch: str, answer: _Answer, into: Path, progress: Progress) -> None:
+    """Fetch each file that an output lies in. The names are the runner's: none may leave the folder."""
+    refs = [ref for run in answer.candidates.values() for out in run.outputs.values() for ref in out.values()]
+    files = sorted({ref.file for ref in refs})
+    size = sum(ref.size_bytes for ref in refs)
+    with progress.bar("fetching outputs", size, unit="bytes") as advance:
+        for file in files:
+            connection.get(f"{scratch}/out/{file}", into / Path(file).name, advance=advance)
+
+
+def _json(data: bytes, label: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as why:
+        raise DeviceError(
+            f"the runner's answer is not JSON: {why}", where=label, todo="try again with --debug"
+        ) from None
+    if not isinstance(value, dict):
+        raise DeviceError("the runner's answer is not a JSON object", where=label, todo="try again with --debug")
+    return value

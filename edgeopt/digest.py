@@ -1,0 +1,34 @@
+"""sha256 of files and of canonical JSON: the one way in which edgeopt names content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+_CHUNK = 1 << 20
+
+
+def of_bytes(data: bytes) -> str:
+    """Hex sha256 of `data`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def of_file(path: Path | str) -> str:
+    """Hex sha256 of the file's bytes, read in chunks of 1 MiB."""
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        while chunk := f.read(_CHUNK):
+            h.update(chunk)
+    return h.hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """UTF-8 JSON with sorted keys and no white space: equal values give equal bytes. NaN is refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def of_value(value: Any) -> str:
+    """Hex sha256 of `canonical_json(value)`."""
+    return of_bytes(canonical_json(value))

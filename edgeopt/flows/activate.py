@@ -1,0 +1,118 @@
+"""Activate and rollback: which release of a device is `current`, proven by its health command."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from edgeopt.errors import DeviceError, EdgeoptError
+from edgeopt.flows.place import Place, State, locked
+from edgeopt.ports.connection import Connection, script
+from edgeopt.progress import log
+from edgeopt.spec import manifest as spec
+from edgeopt.spec.manifest import Manifest
+
+AFTER_ACTIVATE_S = 120
+HEALTH_S = 120
+
+_IN_FOLDER = 'cd "$1" && shift && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Activated:
+    """What a switch did. `previous` is the digest that rollback would return to; `changed` False: it was current."""
+
+    name: str
+    digest: str
+    previous: str | None
+    host: str
+    current_link: str
+    changed: bool
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def activate(connection: Connection, name: str, release: str | None = None, *, root: str | None = None) -> Activated:
+    """Make `release` (a digest or its beginning; None: the only one there) the current release of `name`.
+
+    The release's after_activate and health commands are run in its folder; where one fails the links go back to
+    what they were, after_activate of the old release is run again, and DeviceError says so.
+    """
+    with locked(connection, root, name) as place:
+        state = place.state()
+        return switch(place, state, place.find(release, state))
+
+
+def rollback(connection: Connection, name: str, *, root: str | None = None) -> Activated:
+    """Make the previous release of `name` the current one, and the current one the previous. See `activate`."""
+    with locked(connection, root, name) as place:
+        state = place.state()
+        if state.previous is None or state.previous not in state.releases:
+            raise DeviceError(
+                "there is no previous release to return to", where=place.where,
+                todo="activate another one: edgeopt activate NAME HOST --release DIGEST",
+            )  # fmt: skip
+        return switch(place, state, state.previous)
+
+
+def switch(place: Place, state: State, digest: str) -> Activated:
+    """Point `current` of the locked `place` to the release `digest` and prove it, or point it back."""
+    changed = state.current != digest
+    previous = state.current if changed else state.previous
+    if changed:
+        manifest = read_manifest(place, digest)
+        place.point(digest, previous)
+        try:
+            _prove(place, digest, manifest)
+        except BaseException as why:
+            _switch_back(place, state)
+            if isinstance(why, EdgeoptError):
+                now = f"{state.current[:12]} is current again" if state.current else "no release is current"
+                raise DeviceError(
+                    f"release {digest[:12]} was switched back: {why.what}; {now}", where=place.where, todo=why.todo
+                ) from why
+            raise
+    return Activated(place.name, digest, previous, place.connection.label, f"{place.path}/current", changed)
+
+
+def read_manifest(place: Place, digest: str) -> Manifest:
+    """The manifest of a release on the device. ArtifactError where it is not what its digest says."""
+    path = f"{place.release(digest)}/{spec.FILE_NAME}"
+    manifest = spec.decode(place.connection.run(["cat", path]).stdout, source=f"{place.connection.label}:{path}")
+    if spec.digest(manifest) != digest:
+        raise DeviceError(
+            "the release's manifest is not the one it was pushed with", where=f"{place.connection.label}:{path}",
+            todo="remove that release on the device and push again",
+        )  # fmt: skip
+    return manifest
+
+
+def _prove(place: Place, digest: str, manifest: Manifest) -> None:
+    _run(place, digest, "after_activate", manifest.after_activate, AFTER_ACTIVATE_S)
+    _run(place, digest, "health", manifest.health, HEALTH_S)
+
+
+def _run(place: Place, digest: str, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
+    if not argv:
+        return
+    command = script(_IN_FOLDER, place.release(digest), *argv)
+    done = place.connection.run(command, timeout_s=timeout_s, check=False)
+    if done.status != 0:
+        raise DeviceError(
+            f"its '{key}' command ({' '.join(argv)}) failed with status {done.status}: {done.complaint}",
+            where=place.where,
+            todo=f"run it by hand in {place.release(digest)}",
+        )
+
+
+def _switch_back(place: Place, state: State) -> None:
+    place.point(state.current, state.previous)
+    if state.current is None:
+        return
+    try:
+        # what it restarts must come up with the old release again
+        _run(
+            place, state.current, "after_activate", read_manifest(place, state.current).after_activate, AFTER_ACTIVATE_S
+        )
+    except EdgeoptError as why:
+        log.warning("after switching back: %s", why)

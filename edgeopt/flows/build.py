@@ -1,0 +1,258 @@
+"""Build: from a project and a profile to an artifact, stage by stage, with two gates."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeopt import digest
+from edgeopt.errors import ArtifactError, EdgeoptError, LockedError, LoweringError, UsageError
+from edgeopt.pipeline.cache import StageCache, link_or_copy
+from edgeopt.pipeline.job import Job
+from edgeopt.pipeline.keys import stage_keys, tool_versions
+from edgeopt.pipeline.stages import STAGE_NAMES, STAGES, StageRecord, run_stage
+from edgeopt.runtime.artifact import Artifact, publish, read_manifest, replace_file
+from edgeopt.spec.manifest import BUILD_NAME, FILE_NAME, SELECTION_NAME, Refusal, Selection
+
+WORKDIR = ".edgeopt"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build gave: the artifact (None with `until`), the selection, and the record of `build.json`."""
+
+    artifact: Artifact | None
+    selection: Selection | None
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told what happens, as it happens."""
+
+    stage: Callable[[StageRecord], None] = lambda record: None
+    gate: Callable[[str, Any], None] = lambda name, row: None
+    refused: Callable[[Refusal], None] = lambda refusal: None
+
+
+def build(
+    job: Job, out: Path, *, until: str | None = None, use_cache: bool = True, listener: Listener | None = None
+) -> Built:
+    """Build the artifact `out`, or stop after the stage `until`.
+
+    Nothing stands at `out` until everything is done; a killed build resumes at the last finished stage. Raises
+    LoweringError where no candidate keeps the limits, and whatever a stage raises.
+    """
+    if until is not None and until not in STAGE_NAMES:
+        raise UsageError(f"there is no stage '{until}'", where="--until", todo="one of: " + ", ".join(STAGE_NAMES))
+    _check_out(out, job)
+    with _workdir_lock(job.workdir):
+        keys = stage_keys(job)
+        cache = StageCache(job.workdir / "cache", enabled=use_cache)
+        listener = listener or Listener()
+        if until is None and (built := _cached(cache, keys["build"], out)):
+            return built
+        return _Build(job, cache, keys, out, listener).run(until)
+
+
+class _Build:
+    """One run: opened by `run`, which leaves either an artifact or nothing."""
+
+    def __init__(self, job: Job, cache: StageCache, keys: dict[str, str], out: Path, listener: Listener):
+        self._job, self._cache, self._keys, self._out, self._listener = job, cache, keys, out, listener
+        self._stages: list[StageRecord] = []
+        self._started = time.perf_counter()
+
+    def run(self, until: str | None) -> Built:
+        if until is not None:
+            self._stages_until(until)
+            return Built(None, None, self._record((), None))
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{self._out.name}.part-", dir=self._out.parent))
+        try:
+            return self._build_in(staging)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def _stages_until(self, until: str) -> None:
+        program = None
+        for stage in STAGES[: STAGE_NAMES.index(until) + 1]:
+            program = self._stage(stage, program)
+
+    def _stage(self, stage, program):
+        program, record = run_stage(stage, program, self._job, self._cache, self._keys[stage.name])
+        self._stages.append(record)
+        self._listener.stage(record)
+        return program
+
+    def _build_in(self, staging: Path) -> Built:
+        from edgeopt.pipeline import assemble, lowering
+        from edgeopt.pipeline.baseline import CASES_FILE, baseline
+
+        job, by_name = self._job, {stage.name: stage for stage in STAGES}
+        captured = self._stage(by_name["capture"], None)
+        judged_by = baseline(captured, job, self._cache, self._keys["capture"])
+        if judged_by.folder:
+            link_or_copy(judged_by.folder / CASES_FILE, staging / CASES_FILE)
+        reference = assemble.write_reference(captured, staging)
+
+        optimized = self._stage(by_name["optimize"], captured)
+        lowered = lowering.lower(optimized, job, self._cache, self._keys["optimize"], staging)
+        rows = list(self._gate("after optimize", staging, lowered.candidates, captured, reference, judged_by))
+        recipes, refused = [*lowered.recipes], [*lowered.refused]
+
+        integer = optimized
+        for name in ("qat", "quantize", "reoptimize"):
+            integer = self._stage(by_name[name], integer)
+        if integer is not optimized and integer.integer:
+            lowered = lowering.lower(integer, job, self._cache, self._keys["reoptimize"], staging)
+            recipes, refused = [*recipes, *lowered.recipes], [*refused, *lowered.refused]
+            # float again, so that integer and float are timed in one interleaved run
+            floats = tuple(row.candidate for row in rows if row.kept)
+            both = self._gate("after reoptimize", staging, floats + lowered.candidates, captured, reference, judged_by)
+            rows = [row for row in rows if not row.kept] + list(both)
+        else:
+            skipped = next(r for r in reversed(self._stages) if r.name in ("quantize", "qat") and r.skipped)
+            refused.append(Refusal(candidate="int8", reason=skipped.skipped))
+
+        kept = tuple(row for row in rows if row.kept)
+        refused += [Refusal(candidate=r.candidate.name, reason=r.reason) for r in rows if not r.kept]
+        for refusal in refused:
+            self._listener.refused(refusal)
+        if not kept:
+            raise _nothing_left(refused)
+        made = assemble.manifest(staging, captured, job, reference, judged_by, kept, tuple(recipes), tuple(refused))
+        return self._publish(staging, made, kept, rows)
+
+    def _gate(self, name, staging, candidates, captured, reference, judged_by):
+        from edgeopt.pipeline.gates import run_gate
+
+        if not candidates:
+            return ()
+        rows = run_gate(staging, candidates, captured.signature, reference, judged_by, self._job)
+        for row in rows:
+            self._listener.gate(name, row)
+        return rows
+
+    def _publish(self, staging: Path, manifest, kept, rows) -> Built:
+        from edgeopt.pipeline.gates import choose
+
+        sizes = {c.name: manifest.files[c.file].size for c in manifest.candidates}
+        selection = choose(kept, self._job.profile, sizes)
+        record = self._record(rows, selection)
+        replace_file(staging / SELECTION_NAME, digest.canonical_json(selection.model_dump(mode="json")))
+        replace_file(staging / BUILD_NAME, json.dumps(record, indent=1, default=str).encode())
+        artifact = publish(staging, self._out, manifest)
+        self._cache.store("artifact", self._keys["build"], lambda part: _copy_artifact(artifact, part))
+        return Built(artifact, selection, record)
+
+    def _record(self, rows, selection: Selection | None) -> dict[str, Any]:
+        return {
+            "key": self._keys["build"],
+            "project": self._job.project.source,
+            "profile": self._job.profile.name,
+            "tools": tool_versions(),
+            "seconds": round(time.perf_counter() - self._started, 3),
+            "stages": [dataclasses.asdict(record) for record in self._stages],
+            "candidates": [
+                {
+                    "name": row.candidate.name, "kept": row.kept, "reason": row.reason, "stand_in": row.stand_in,
+                    "result": row.result.model_dump(mode="json"),
+                    "checks": [check.model_dump(mode="json") for check in row.checks],
+                }
+                for row in rows
+            ],
+            "selection": selection.model_dump(mode="json") if selection else None,
+        }  # fmt: skip
+
+
+def _cached(cache: StageCache, key: str, out: Path) -> Built | None:
+    """The artifact of an unchanged build, verified, and put at `out` again where it is gone or was changed."""
+    found = cache.find("artifact", key)
+    if found is None:
+        return None
+    manifest = read_manifest(found)
+    record = json.loads((found / BUILD_NAME).read_bytes()) | {"cached": True}
+    try:
+        artifact = Artifact.open(out)
+        if artifact.manifest != manifest:
+            artifact = None
+    except ArtifactError:
+        artifact = None
+    if artifact is None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.part-", dir=out.parent))
+        try:
+            _copy_artifact(Artifact(found, manifest), staging, link=False)
+            artifact = publish(staging, out, manifest)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return Built(artifact, artifact.selection(), record)
+
+
+def _copy_artifact(artifact: Artifact, folder: Path, *, link: bool = True) -> None:
+    for name in (*artifact.manifest.files, FILE_NAME, SELECTION_NAME, BUILD_NAME):
+        if link:
+            link_or_copy(artifact.folder / name, folder / name)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(artifact.folder / name, folder / name)
+
+
+def _check_out(out: Path, job: Job) -> None:
+    """Refuse to replace what is no artifact, or the artifact of another name or profile."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ArtifactError("a file is in the way of the artifact", where=str(out), todo="give another --out")
+    if not any(out.iterdir()):
+        return
+    try:
+        manifest = read_manifest(out)
+    except ArtifactError as why:
+        if (out / FILE_NAME).exists():
+            return  # a damaged artifact: replaced
+        raise ArtifactError(
+            "the output folder holds something else", where=str(out), todo="give another --out"
+        ) from why
+    if manifest.name != job.project.name or manifest.profile.split("@")[0] != job.profile.name.split("@")[0]:
+        raise ArtifactError(
+            f"an artifact of '{manifest.name}' for '{manifest.profile}' stands there", where=str(out),
+            todo="give another --out, or remove it",
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _workdir_lock(workdir: Path) -> Iterator[None]:
+    """One build at a time in a project's folder; the lock goes with the process that holds it."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = open(workdir / "lock", "w")  # noqa: SIM115  held for the time of the block
+    except OSError as why:
+        raise EdgeoptError(
+            f"cannot write: {why.strerror}", where=str(workdir), todo="build in a folder that you may write to"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockedError(
+                "another build of this project is running", where=str(workdir), todo="wait for it to end"
+            ) from None
+        yield
+
+
+def _nothing_left(refused: list[Refusal]) -> LoweringError:
+    lines = "\n".join(f"  - {r.candidate}: {r.reason}" for r in refused)
+    return LoweringError(
+        f"no candidate can be shipped:\n{lines}", todo="loosen the limits, or choose other backends in the profile"
+    )

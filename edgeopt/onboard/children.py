@@ -1,0 +1,126 @@
+"""A candidate's own process: a library that aborts takes the child along, and the parent has an answer."""
+
+import contextlib
+import json
+import os
+import platform
+import select
+import subprocess
+import sys
+import time
+
+from .failures import Failure, of_exit
+
+_KEPT_STDERR_BYTES = 2000
+
+# sys.path[0] would be the working directory, where any json.py would be imported in place of the library's
+_START = (
+    "import importlib, sys; sys.path[0] = sys.argv[1];"
+    " importlib.import_module(sys.argv[2]).main(sys.argv[3], sys.argv[4])"
+)
+
+
+class Child:
+    """One process for one candidate. `ask` sends a command and gives the last line of the answer."""
+
+    def __init__(self, request_path, name, timeout_s, threads=None, deadline=None):
+        """`timeout_s`: the longest silence in an answer; `deadline`: perf_counter() that ends all."""
+        self._timeout_s = timeout_s
+        self._deadline = deadline
+        self._lines = b""
+        self._stderr = b""
+        package = __name__.rpartition(".")[0]
+        argv = [sys.executable, "-c", _START, _import_root(package), package + ".child", request_path, name]
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(threads),
+        )
+
+    def ask(self, command, on_line=None):
+        """Send `command`; every line of the answer but the last goes to `on_line`. Raises Failure."""
+        with contextlib.suppress(OSError):  # the child is gone; what it left to read says why
+            self._process.stdin.write(command.encode() + b"\n")
+            self._process.stdin.flush()
+        while True:
+            line = json.loads(self._read_line(command))
+            if "failure" in line:
+                failure = line["failure"]
+                raise Failure(failure["kind"], failure["message"], failure["signal"])
+            if line.get("done"):
+                return line
+            if on_line:
+                on_line(line)
+
+    def close(self):
+        """End the process at once, whatever it does. A last answer has been read by now, or never will be."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):  # an unwritten command: the child is gone
+                pipe.close()
+
+    def _read_line(self, command):
+        heard = time.perf_counter()
+        pipes = [self._process.stdout.fileno(), self._process.stderr.fileno()]
+        while b"\n" not in self._lines:
+            ready, _, _ = select.select(pipes, [], [], self._left(heard, command))
+            for pipe in ready:
+                data = os.read(pipe, 65536)
+                if not data:
+                    pipes.remove(pipe)
+                elif pipe == self._process.stderr.fileno():
+                    self._stderr = (self._stderr + data)[-_KEPT_STDERR_BYTES:]
+                else:
+                    self._lines += data
+            if not pipes or (ready and self._process.stdout.fileno() not in pipes and self._ended()):
+                raise of_exit(self._status(), self._said())
+        line, _, self._lines = self._lines.partition(b"\n")
+        return line.decode("utf-8")
+
+    def _left(self, heard, command):
+        """Seconds until the child was silent for too long; kills it and raises Failure when that is now."""
+        now = time.perf_counter()
+        left = heard + self._timeout_s - now
+        if self._deadline is not None:
+            left = min(left, self._deadline - now)
+        if left <= 0:
+            self._process.kill()
+            raise Failure("timeout", "no answer to '%s' within %.0f s; the process was ended" % (command, now - heard))
+        return left
+
+    def _ended(self):
+        """Whether the process is gone, though a grandchild may still hold its stderr open."""
+        return self._process.poll() is not None
+
+    def _status(self):
+        try:
+            return self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:  # it closed its pipes and lives on
+            self._process.kill()
+            return self._process.wait()
+
+    def _said(self):
+        lines = self._stderr.decode("utf-8", "replace").strip().splitlines()
+        return " / ".join(line.strip() for line in lines[-3:])
+
+
+def _import_root(package):
+    """The folder or the zip file that `package` is imported from."""
+    path = os.path.dirname(os.path.abspath(sys.modules[package].__file__))
+    for _ in package.split("."):
+        path = os.path.dirname(path)
+    return path
+
+
+def _environment(threads):
+    env = dict(os.environ)
+    if threads:
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            env[name] = str(threads)
+    if platform.machine() == "aarch64" and sys.version_info < (3, 7):
+        # JetPack 4: OpenBLAS of numpy 1.19.5 takes the Cortex-A57 for another core and executes what it lacks
+        env.setdefault("OPENBLAS_CORETYPE", "ARMV8")
+    return env

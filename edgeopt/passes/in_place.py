@@ -1,0 +1,81 @@
+"""In-place operators as their out-of-place twins, where no view of the tensor can tell: relu_ -> relu.
+
+Then the passes that follow and the quantizer see one form of each operator.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from edgeopt.passes import aliases
+from edgeopt.passes.changed import Changed
+from edgeopt.spec.profile import Profile
+
+
+def run(module: GraphModule, profile: Profile) -> Changed:
+    del profile
+    count, declined = 0, []
+    for node in list(module.graph.nodes):
+        twin = _twin(node)
+        if twin is None:
+            continue
+        reason = _reason_against(module.graph, node, twin)
+        if reason:
+            declined.append(f"{node.name}: {reason}")
+        else:
+            _replace(module.graph, node, twin)
+            count += 1
+    return Changed(count, tuple(declined))
+
+
+def _twin(node: Node) -> torch._ops.OpOverload | None:
+    """The functional overload of an in-place operator such as add_.Tensor."""
+    if not aliases.written(node) or aliases.written(node) != [node.args[0]]:
+        return None
+    namespace, name = node.target._schema.name.split("::")
+    if namespace != "aten" or not name.endswith("_") or name.endswith("__"):
+        return None
+    twin = getattr(getattr(torch.ops.aten, name[:-1], None), node.target._overloadname, None)
+    same = twin is not None and [a.name for a in twin._schema.arguments] == [
+        a.name for a in node.target._schema.arguments
+    ]
+    return twin if same else None
+
+
+def _reason_against(graph: Graph, node: Node, twin: torch._ops.OpOverload) -> str | None:
+    target = node.args[0]
+    group = aliases.groups(graph)
+    shared = [other for other in graph.nodes if group[other] == group[target] and other not in (target, node)]
+    if target.op != "call_function":
+        return f"it writes to {'an input' if target.op == 'placeholder' else 'a stored tensor'}"
+    if any(_is_view(other) for other in shared) or _is_view(target):
+        return "other nodes may share the tensor's memory"
+    return None if _same_result(node, twin) else "the twin's result has another dtype or shape"
+
+
+def _same_result(node: Node, twin: torch._ops.OpOverload) -> bool:
+    """Whether `twin` gives what the tensor written to is: half.add_(float) stays half, half.add(float) does not."""
+    fakes = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    mode = getattr(node.args[0].meta.get("val"), "fake_mode", None)
+    if mode is None:
+        return False
+    with mode:
+        result = twin(*fakes[0], **fakes[1])
+    wanted = node.meta["val"]
+    return result.dtype == wanted.dtype and [str(s) for s in result.shape] == [str(s) for s in wanted.shape]
+
+
+def _is_view(node: Node) -> bool:
+    return bool(aliases.may_alias(node)) and not aliases.written(node)
+
+
+def _replace(graph: Graph, node: Node, twin: torch._ops.OpOverload) -> None:
+    target = node.args[0]
+    position = {other: i for i, other in enumerate(graph.nodes)}
+    with graph.inserting_before(node):
+        new = graph.call_function(twin, node.args, node.kwargs)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    target.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and position[user] > position[node])
+    graph.erase_node(node)

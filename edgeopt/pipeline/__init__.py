@@ -1,0 +1,1 @@
+"""The stage table, the stage cache, lowering, and the gates."""

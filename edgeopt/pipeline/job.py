@@ -1,0 +1,34 @@
+"""What every stage of one build is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeopt.progress import SILENT, Progress
+from edgeopt.spec.limits import Limits, stricter
+from edgeopt.spec.profile import Profile
+from edgeopt.spec.project import Project
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build: the project, the profile, and the folder that belongs to this project's builds."""
+
+    profile: Profile
+    project: Project
+    workdir: Path  # .edgeopt beside the project file: the stage cache and scratch files
+    progress: Progress = SILENT
+
+    @property
+    def seed(self) -> int:
+        return self.project.seed
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """Graph passes switched on or off; the project's word wins over the profile's."""
+        return {**self.profile.passes, **self.project.passes}
+
+    @property
+    def limits(self) -> Limits:
+        return stricter(self.profile.limits, self.project.limits)

@@ -1,0 +1,116 @@
+"""What a stage's result depends on, as a digest, found without importing torch or the user's code.
+
+What counts: edgeopt's own sources and the versions of the libraries that write graphs, every Python file of the
+project's folder and of the packages that it names, the weights and the model file by content, declared `data` by
+content, and the canonical project and profile. A stage's key holds the key of the stage before it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import edgeopt
+from edgeopt import digest
+from edgeopt.pipeline.job import Job
+
+_TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "numpy")
+_NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+
+# stage -> the keys of the project and of the profile that it reads
+_PROJECT_KEYS = {
+    "capture": ("model", "weights", "inputs", "axes", "calibration", "seed", "data_version"),
+    "optimize": ("passes",),
+    "qat": ("train", "loss", "qat", "keep_float"),
+    "quantize": ("calibration_batches",),
+    "reoptimize": ("passes",),
+}
+_PROFILE_KEYS = {
+    "capture": (),
+    "optimize": ("passes", "fusion", "precision", "target"),
+    "qat": ("quantization", "precision", "target"),
+    "quantize": ("quantization", "precision", "backends"),
+    "reoptimize": ("passes", "fusion"),
+}
+
+
+def tool_versions() -> dict[str, str | None]:
+    """Versions of Python and of the libraries that write graphs, read from their metadata."""
+    versions: dict[str, str | None] = {"python": platform.python_version(), "edgeopt": edgeopt.__version__}
+    for name in _TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def stage_keys(job: Job) -> dict[str, str]:
+    """Stage name -> digest of everything that its result depends on, and 'build' for the whole artifact."""
+    project = job.project.model_dump(mode="json")
+    profile = job.profile.model_dump(mode="json")
+    before = digest.of_value(
+        {
+            "tools": tool_versions(),
+            "machine": platform.machine(),
+            "edgeopt": _digest_tree(Path(edgeopt.__file__).parent),
+            "sources": _project_sources(job),
+            "files": _project_files(job),
+        }
+    )
+    keys = {}
+    for stage in _PROJECT_KEYS:
+        read: dict[str, Any] = {"stage": stage, "before": before}
+        read["project"] = {k: project.get(k) for k in _PROJECT_KEYS[stage]}
+        read["profile"] = {k: profile.get(k) for k in _PROFILE_KEYS[stage]}
+        before = keys[stage] = digest.of_value(read)
+    keys["build"] = digest.of_value({"before": before, "project": project, "profile": profile})
+    return keys
+
+
+def _project_sources(job: Job) -> dict[str, str]:
+    """Digest of the project's own Python files, and of each package that the project names."""
+    found = {".": _digest_tree(job.project.folder)}
+    for key in ("model", "calibration", "train", "loss", "evaluate"):
+        where = (getattr(job.project, key, None) or "").rpartition(":")[0]
+        if where and not where.endswith(".py"):
+            package = where.split(".")[0]
+            spec = importlib.util.find_spec(package)  # of a top-level name: imports nothing
+            if spec is not None and spec.origin and Path(spec.origin).is_file():
+                origin = Path(spec.origin)
+                found[package] = (
+                    _digest_tree(origin.parent) if spec.submodule_search_locations else digest.of_file(origin)
+                )
+    return found
+
+
+def _project_files(job: Job) -> dict[str, str]:
+    """Digest of the weights, of a model file, and of every declared data file."""
+    project = job.project
+    named = [project.weights, *project.data]
+    if ":" not in project.model:
+        named.append(project.model)
+    out = {}
+    for name in filter(None, named):
+        path = project.folder / name
+        for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
+            out[str(file.relative_to(path.parent))] = digest.of_file(file)
+    return out
+
+
+def _digest_tree(folder: Path) -> str:
+    return digest.of_value({str(p.relative_to(folder)): digest.of_file(p) for p in _python_files(folder)})
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            d for d in folders
+            if d not in _NOT_SOURCES and not d.startswith(".") and not (Path(root) / d / "pyvenv.cfg").exists()
+        )  # fmt: skip
+        yield from (Path(root) / f for f in sorted(files) if f.endswith(".py"))

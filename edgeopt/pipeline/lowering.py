@@ -1,0 +1,78 @@
+"""Lowering a program by every backend of the profile, into one folder; the result is cached like a stage's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeopt import digest
+from edgeopt.errors import EdgeoptError
+from edgeopt.pipeline.cache import StageCache, link_or_copy
+from edgeopt.pipeline.job import Job
+from edgeopt.program import ExportedGraph, OnnxGraph, Program
+from edgeopt.progress import log
+from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal
+
+_INDEX = "lowered.json"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What all backends wrote for one program: names relative to the folder, and what each declined."""
+
+    files: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    recipes: tuple[EngineRecipe, ...]
+    refused: tuple[Refusal, ...]
+
+
+def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path) -> Files:
+    """Write the program's files into `folder` by each backend of the profile. A backend that fails is refused."""
+    place = digest.of_value({"program": key, "profile": job.profile.model_dump(mode="json")})
+    found = cache.find("lower", place)
+    if found is None:
+        found = cache.store("lower", place, lambda part: _lower_into(program, job, part))
+    index = json.loads((found / _INDEX).read_bytes())
+    for name in index["files"]:
+        link_or_copy(found / name, folder / name)
+    return Files(
+        tuple(index["files"]),
+        tuple(Candidate.model_validate(c) for c in index["candidates"]),
+        tuple(EngineRecipe.model_validate(r) for r in index["recipes"]),
+        tuple(Refusal.model_validate(r) for r in index["refused"]),
+    )
+
+
+def precision(program: Program) -> str:
+    """'int8' for a program with integer arithmetic, else 'fp32'."""
+    return "int8" if isinstance(program, ExportedGraph | OnnxGraph) and program.integer else "fp32"
+
+
+def _lower_into(program: Program, job: Job, folder: Path) -> None:
+    from edgeopt.backends.table import BACKENDS
+
+    files, candidates, recipes, refused = [], [], [], []
+    for name in job.profile.backends:
+        backend = BACKENDS[name]
+        candidate = f"{name}-{precision(program)}"
+        if reasons := backend.refusals(program, job.profile):
+            refused.append(Refusal(candidate=candidate, reason="; ".join(reasons)))
+            continue
+        try:
+            lowered = backend.lower(program, job.profile, folder)
+        except EdgeoptError as why:
+            log.debug("%s: %s", candidate, why)
+            refused.append(Refusal(candidate=candidate, reason=why.what))
+            continue
+        files += [f for f in lowered.files if f not in files]
+        candidates += lowered.candidates
+        recipes += lowered.recipes
+        refused += lowered.refused
+    index = {
+        "files": files,
+        "candidates": [c.model_dump(mode="json") for c in candidates],
+        "recipes": [r.model_dump(mode="json") for r in recipes],
+        "refused": [r.model_dump(mode="json") for r in refused],
+    }
+    (folder / _INDEX).write_bytes(digest.canonical_json(index))

@@ -1,0 +1,183 @@
+"""The stages, in order. Each takes the program before it and gives a new one, or says why it is left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeopt.pipeline.cache import StageCache
+from edgeopt.pipeline.job import Job
+from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph
+from edgeopt.progress import log
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`run(program, job)` gives the next program and details for the record; `declines` why there is nothing to run."""
+
+    name: str
+    run: Callable[[Program | None, Job], tuple[Program, dict[str, Any]]]
+    declines: Callable[[Program | None, Job], str | None] = lambda program, job: None
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """What a stage did. Errors are against the unoptimised model on the reference calls; None where not measured."""
+
+    name: str
+    seconds: float
+    cached: bool = False
+    skipped: str | None = None
+    size_bytes: int | None = None
+    nodes: int | None = None
+    sqnr_db: float | None = None
+    max_abs_error: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def run_stage(
+    stage: Stage, program: Program | None, job: Job, cache: StageCache, key: str
+) -> tuple[Program | None, StageRecord]:
+    """The stage's program, from the cache where its `key` is known; the program itself where the stage declines."""
+    from edgeopt.pipeline import storage
+
+    started = time.perf_counter()
+    reason = stage.declines(program, job)
+    if reason is not None:
+        return program, StageRecord(stage.name, 0.0, skipped=reason)
+    found = cache.find(stage.name, key)
+    if found is not None:
+        result, details = storage.load(found, program)
+    else:
+        log.debug("stage %s: running", stage.name)
+        result, details = stage.run(program, job)
+        cache.store(stage.name, key, lambda folder: storage.save(result, details, folder))
+    measured = _measure(result)
+    seconds = time.perf_counter() - started
+    return result, StageRecord(stage.name, seconds, cached=found is not None, details=details, **measured)
+
+
+def _capture(program: Program | None, job: Job) -> tuple[Program, dict[str, Any]]:
+    from edgeopt.capture import capture
+
+    captured = capture(job.project, progress=job.progress)
+    return captured, {"how": _kind(captured), "notes": list(captured.notes)}
+
+
+def _optimize(program: Program, job: Job) -> tuple[Program, dict[str, Any]]:
+    from edgeopt import passes
+
+    result, records = passes.optimize(program, job.profile, job.switches)
+    return result, {"passes": [_as_data(r) for r in records]}
+
+
+def _qat(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
+    from edgeopt import quant
+
+    state, details = quant.qat(program, job.project, job.profile, progress=job.progress)
+    return program.after("qat", qat_state=state), details
+
+
+def _quantize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
+    from edgeopt import quant
+
+    result, report = quant.quantize(program, job.project, job.profile, progress=job.progress)
+    return result, _as_data(report)
+
+
+def _reoptimize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
+    from edgeopt import passes
+
+    result, records = passes.reoptimize(program, job.profile, job.switches)
+    return result, {"passes": [_as_data(r) for r in records]}
+
+
+def _no_optimize(program: Program | None, job: Job) -> str | None:
+    if isinstance(program, OnnxGraph):
+        return "an ONNX file is taken as it is; its runtime optimizes it when it loads it"
+    return None
+
+
+def _no_int8(program: Program | None, job: Job) -> str | None:
+    if "int8" not in job.profile.precision.allowed:
+        return f"the profile '{job.profile.name}' allows no int8"
+    if isinstance(program, ScriptGraph):
+        return "the model was captured as TorchScript; int8 needs a graph that torch.export captures"
+    if isinstance(program, OnnxGraph):
+        if program.integer:
+            return "the model is quantized already and is left as it is"
+        return "int8 is made from a PyTorch model; this is an ONNX file"
+    return None
+
+
+def _no_qat(program: Program | None, job: Job) -> str | None:
+    if reason := _no_int8(program, job):
+        return reason
+    missing = [key for key in ("train", "loss") if getattr(job.project, key) is None]
+    return f"no training is given: add '{missing[0]}' to the project to fine-tune for int8" if missing else None
+
+
+def _no_quantize(program: Program | None, job: Job) -> str | None:
+    if reason := _no_int8(program, job):
+        return reason
+    trained = isinstance(program, ExportedGraph) and program.qat_state is not None
+    if job.project.calibration is None and not trained:
+        return "no calibration is given: add 'calibration: data.py:function' to the project"
+    return None
+
+
+def _no_reoptimize(program: Program | None, job: Job) -> str | None:
+    integer = isinstance(program, ExportedGraph) and program.integer
+    return None if integer else "there is no integer program"
+
+
+STAGES = (
+    Stage("capture", _capture),
+    Stage("optimize", _optimize, _no_optimize),
+    Stage("qat", _qat, _no_qat),
+    Stage("quantize", _quantize, _no_quantize),
+    Stage("reoptimize", _reoptimize, _no_reoptimize),
+)
+STAGE_NAMES = tuple(stage.name for stage in STAGES)
+
+
+def _measure(program: Program) -> dict[str, Any]:
+    """Size, nodes and the error against the reference calls, as fields of a StageRecord."""
+    from edgeopt.pipeline.predict import predictor
+    from edgeopt.runtime.compare import output_errors
+
+    if isinstance(program, ExportedGraph):
+        tensors = [*program.module.parameters(), *program.module.buffers()]
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        nodes = sum(1 for node in program.module.graph.nodes if node.op == "call_function")
+    elif isinstance(program, ScriptGraph):
+        size, nodes = None, sum(1 for _ in program.module.graph.nodes())
+    else:
+        size, nodes = program.model.ByteSize(), len(program.model.graph.node)
+    predict = predictor(program)
+    given = [call.outputs for call in program.reference]
+    errors = output_errors(given, [predict(call.inputs) for call in program.reference]).values()
+    return {
+        "size_bytes": size,
+        "nodes": nodes,
+        "sqnr_db": min((e.sqnr_db for e in errors), default=None),
+        "max_abs_error": max((e.max_abs for e in errors), default=None),
+    }
+
+
+def _kind(program: Program) -> str:
+    if isinstance(program, ScriptGraph):
+        return f"torch.jit {program.how}"
+    return "torch.export" if isinstance(program, ExportedGraph) else "onnx"
+
+
+def _as_data(value: Any) -> Any:
+    import dataclasses
+
+    import pydantic
+
+    if isinstance(value, pydantic.BaseModel):
+        return value.model_dump(mode="json")
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value

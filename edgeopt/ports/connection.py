@@ -1,0 +1,177 @@
+"""A Connection: commands and files on a device, whether it is reached over SSH or is this machine.
+
+Everything is built on one primitive, a command with streams, so a device needs a POSIX sh and no SFTP server.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from edgeopt.errors import DeviceError, EdgeoptError, SpaceError, TransferError
+from edgeopt.progress import Advance
+
+# A transfer that moves less than this a second, hash and flush on the device included, is given up.
+SLOWEST_BYTES_PER_S = 1 << 20
+
+_FULL = re.compile(r"no space left|quota exceeded|file system is full", re.IGNORECASE)
+
+# $1 the path, $2 its size in bytes. A link that is cut looks like the end of input, hence the count, and takes the
+# reader of stderr with it, hence the trap.
+_PUT = """\
+trap "" PIPE
+LC_ALL=C; export LC_ALL
+[ ! -d "$1" ] || { echo "a directory is in the way" >&2; exit 1; }
+cat > "$1.part" &&
+  { [ "$(wc -c < "$1.part")" -eq "$2" ] || { echo "only a part arrived" >&2; false; }; } &&
+  { sync "$1.part" 2>/dev/null || sync; } &&
+  mv -f "$1.part" "$1" || { rm -f "$1.part"; exit 1; }
+"""
+
+_GET = """\
+LC_ALL=C; export LC_ALL
+[ ! -d "$1" ] || { echo "it is a directory" >&2; exit 1; }
+cat < "$1"
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended: exit status (128 + N after signal N) and what it wrote."""
+
+    status: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def text(self) -> str:
+        """stdout as text, without white space around it."""
+        return self.stdout.decode("utf-8", "replace").strip()
+
+    @property
+    def complaint(self) -> str:
+        """The last line of stderr, or of stdout where stderr is empty: what the command has to say of its failure."""
+        lines = (self.stderr.strip() or self.stdout.strip()).decode("utf-8", "replace").splitlines()
+        return lines[-1].strip()[:500] if lines else f"exit status {self.status}"
+
+
+class CommandEnded(Exception):
+    """A command that was to be held open ended before it said that it is ready."""
+
+    def __init__(self, result: Result):
+        super().__init__(result.complaint)
+        self.result = result
+
+
+class Connection(abc.ABC):
+    """A device to run commands on. Constructing one does no I/O; use it in a `with` block.
+
+    `label` names the device for people: "user@host:port", or "this machine".
+    """
+
+    label: str
+
+    @abc.abstractmethod
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | BinaryIO = b"",
+        stdout: BinaryIO | None = None,
+        timeout_s: float = 60,
+        check: bool = True,
+        advance: Advance | None = None,
+    ) -> Result:
+        """Run `argv` on the device and wait for it.
+
+        `stdin` is bytes, or an unbuffered file read from where it stands. With `stdout` a file, the output goes
+        there instead of into the Result. `timeout_s` counts from the start, and over SSH again from each byte of
+        such a file that moved. `advance` is called with the number of bytes that moved.
+        Raises DeviceError when `check` and the status is not 0, or when the command outlasts `timeout_s`;
+        HostError where the device cannot be reached or falls silent; TransferError where the connection breaks.
+        """
+
+    @abc.abstractmethod
+    def hold(self, argv: Sequence[str], *, timeout_s: float = 30) -> contextlib.AbstractContextManager[str]:
+        """Run `argv` for the time of a `with` block: entered with its first line, ended by the end of its stdin.
+
+        The command ends with the connection too. Raises CommandEnded where it ends before it prints a line.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of the device. Closing twice does nothing."""
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, why: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def put(self, local: Path, remote: str, *, advance: Advance | None = None) -> None:
+        """Copy the file `local` to `remote`: written to `remote`.part, flushed to disk, renamed.
+
+        `remote` never holds a partial file. SpaceError where the device's disk is full, TransferError that names
+        the path and the cause otherwise.
+        """
+        remote = self.expand(remote)
+        with open(local, "rb", buffering=0) as source:
+            size = os.fstat(source.fileno()).st_size
+            argv = script(_PUT, remote, str(size))
+            done = self.run(argv, stdin=source, timeout_s=patience_s(size), check=False, advance=advance)
+        if done.status != 0:
+            raise transfer_error(done, "cannot write", where=f"{self.label}:{remote}")
+
+    def get(self, remote: str, local: Path, *, advance: Advance | None = None) -> None:
+        """Copy the file `remote` to `local`, through `local`.part. TransferError names the path and the cause."""
+        remote = self.expand(remote)
+        part = local.with_name(local.name + ".part")
+        try:
+            with open(part, "wb") as sink:
+                done = self.run(script(_GET, remote), stdout=sink, timeout_s=600, check=False, advance=advance)
+            if done.status != 0:
+                raise transfer_error(done, "cannot read", where=f"{self.label}:{remote}")
+            os.replace(part, local)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def expand(self, path: str) -> str:
+        """`path` with a leading `~` or `~/` replaced by the home directory on the device."""
+        if path != "~" and not path.startswith("~/"):
+            return path
+        return self.run(script('printf %s "${HOME%/}"')).text + path[1:]
+
+
+def script(text: str, *args: str) -> list[str]:
+    """The argv that runs a POSIX sh script with `args` as $1, $2 ..."""
+    return ["sh", "-c", text, "sh", *args]
+
+
+def patience_s(size: int) -> float:
+    """Seconds to wait for something to happen to `size` bytes on the device."""
+    return 60 + size / SLOWEST_BYTES_PER_S
+
+
+def transfer_error(done: Result, what: str, *, where: str) -> EdgeoptError:
+    """The error for a command that should have written or read a file and failed."""
+    if _FULL.search(done.stderr.decode("utf-8", "replace")):
+        return SpaceError("the device's disk is full", where=where, todo="free space there, or choose another --root")
+    return TransferError(f"{what}: {done.complaint}", where=where, todo="see what is at that path on the device")
+
+
+def checked(done: Result, argv: Sequence[str], *, label: str) -> Result:
+    """`done` when its status is 0; else DeviceError with the command's own complaint."""
+    if done.status == 0:
+        return done
+    command = argv[0] if argv[:2] != ["sh", "-c"] else "a step on the device"
+    raise DeviceError(
+        f"{command} failed with status {done.status}: {done.complaint}", where=label,
+        todo="run the command there by hand, or repeat with --debug",
+    )  # fmt: skip

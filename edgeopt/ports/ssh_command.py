@@ -1,0 +1,109 @@
+"""One command on an SSH channel: its output unframed, both streams drained as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import select
+from typing import TYPE_CHECKING, BinaryIO
+
+from edgeopt.errors import HostError, SpaceError, TransferError
+from edgeopt.ports import shell
+from edgeopt.ports.connection import Result
+
+if TYPE_CHECKING:
+    import paramiko
+
+WINDOW_BYTES = 16 << 20  # paramiko's 2 MiB make downloads erratic
+PIECE_BYTES = 32 * 1024 - 64  # what fits OpenSSH's largest packet
+
+
+class Command:
+    """A command on a channel of its own, its two streams drained as they come."""
+
+    def __init__(self, channel: paramiko.Channel, name: str, sink: BinaryIO | None):
+        self.name = name
+        self.token = shell.new_token()
+        self.to_file = sink is not None
+        self._channel = channel
+        self._out, self._err = shell.Frame(self.token), shell.Frame(self.token)
+        self._sink = sink or io.BytesIO()
+        self._complaints = io.BytesIO()
+        channel.settimeout(0.05)  # how long send() waits for window before the output is looked at again
+
+    @property
+    def pid(self) -> int | None:
+        """The process on the device, None before it has started."""
+        return self._out.pid
+
+    def send(self, piece: bytes) -> int:
+        """Bytes of `piece` that went out; with b"" the end of input is sent. 0 while the device takes no more."""
+        if not piece:
+            self._channel.shutdown_write()
+            return 0
+        try:
+            return self._channel.send(piece)
+        except TimeoutError:
+            return 0
+        except OSError:
+            if self._channel.closed:  # the command ended without reading all; its result says why
+                return 0
+            raise
+
+    def drain(self, wait_s: float) -> int:
+        """Bytes of both streams taken in, waiting at most `wait_s` for the first of them."""
+        if wait_s and self._channel.eof_received:
+            # the descriptor stays readable after the end of output; only the exit status can still come
+            self._channel.status_event.wait(min(wait_s, 0.05))
+        elif wait_s:
+            select.select([self._channel], [], [], wait_s)
+        count = 0
+        while self._channel.recv_ready():
+            data = self._channel.recv(WINDOW_BYTES)
+            self._write(self._out.feed(data))
+            count += len(data)
+        while self._channel.recv_stderr_ready():
+            data = self._channel.recv_stderr(WINDOW_BYTES)
+            self._complaints.write(self._err.feed(data))
+            count += len(data)
+        return count
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._sink.write(data)
+        except OSError as why:
+            kind = SpaceError if why.errno in (errno.ENOSPC, errno.EDQUOT) else TransferError
+            raise kind(f"cannot write the file here: {why.strerror}", where=str(self._sink.name)) from None
+
+    def has_ended(self) -> bool:
+        if self._out.ended and self._err.ended:
+            return True
+        return self._channel.closed and not self._channel.recv_ready() and not self._channel.recv_stderr_ready()
+
+    def has_line(self) -> bool:
+        return b"\n" in self._sink.getvalue()
+
+    def first_line(self) -> str:
+        return self._sink.getvalue().split(b"\n", 1)[0].decode("utf-8", "replace")
+
+    def result(self, label: str) -> Result:
+        """How it ended. HostError where the login shell did not run it, TransferError where the link was cut."""
+        complaints = self._complaints.getvalue()
+        if self._out.status is None:
+            if self._channel.exit_status < 0 or self._out.started:
+                raise TransferError(
+                    "the connection broke before the command ended", where=label,
+                    todo="repeat: a push resumes where it was",
+                )  # fmt: skip
+            said = (self._err.noise + self._out.noise).decode("utf-8", "replace").strip()
+            raise HostError(
+                "the login shell did not run the command" + (f": {said[:500]}" if said else ""), where=label,
+                todo="log in by ssh and run: sh -c 'echo hello'",
+            )  # fmt: skip
+        out = b"" if self.to_file else self._sink.getvalue()
+        return Result(self._out.status, out, complaints)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # the link may be gone already, and the channel with it
+            self._channel.close()

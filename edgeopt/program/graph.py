@@ -1,0 +1,96 @@
+"""Running and re-exporting an ExportedGraph: the few things that every room does with one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgeopt.program.program import ExportedGraph, ScriptGraph, Signature
+
+
+def to_tensors(signature: Signature, inputs: dict[str, np.ndarray]) -> list[torch.Tensor]:
+    """The named arrays as positional tensors, copied, so that a model which writes to its inputs changes nothing."""
+    return [torch.from_numpy(np.array(inputs[name], copy=True, order="C")) for name in signature.input_names]
+
+
+def to_arrays(signature: Signature, outputs: Any) -> dict[str, np.ndarray]:
+    """A flat tuple of tensors as named arrays."""
+    return {
+        name: value.detach().cpu().contiguous().numpy()
+        for name, value in zip(signature.output_names, outputs, strict=True)
+    }
+
+
+def run(program: ExportedGraph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The program's outputs for named inputs, without gradients."""
+    with torch.no_grad():
+        return to_arrays(program.signature, program.module(*to_tensors(program.signature, inputs)))
+
+
+def run_script(program: ScriptGraph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A TorchScript program's outputs for named inputs, without gradients."""
+    with torch.no_grad():
+        outputs = program.module(*to_tensors(program.signature, inputs))
+    return to_arrays(program.signature, outputs if isinstance(outputs, tuple) else (outputs,))
+
+
+def dynamic_shapes(signature: Signature) -> tuple[dict[int, Any], ...]:
+    """`torch.export`'s dynamic shapes, one entry a positional input, from the signature's named axes."""
+    dims = {
+        name: torch.export.Dim(name, min=axis.min, max=axis.max)
+        for name, axis in signature.axes.items()
+        if axis.min != axis.max
+    }
+    return tuple(
+        {i: dims[size] for i, size in enumerate(spec.shape) if isinstance(size, str) and size in dims}
+        for spec in signature.inputs
+    )
+
+
+def sizes(signature: Signature, which: str) -> dict[str, int]:
+    """Axis sizes for synthetic inputs: `which` is 'min', 'opt', 'max', or 'example'.
+
+    'example' avoids 0 and 1, which torch.export specialises, and gives different axes different sizes where the
+    ranges allow it, so that two axes are not taken for one.
+    """
+    if which != "example":
+        return {name: getattr(axis, which) for name, axis in signature.axes.items()}
+    chosen: dict[str, int] = {}
+    for name, axis in signature.axes.items():
+        size = max(2, axis.opt) if axis.max >= 2 else axis.max
+        step = math.gcd(axis.min, axis.opt, axis.max)  # a model may take multiples of it only
+        while size in chosen.values() and size + step <= axis.max:
+            size += step
+        chosen[name] = size
+    return chosen
+
+
+def synthetic(signature: Signature, axis_sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
+    """Random named inputs of the given axis sizes, within each input's value range, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    out = {}
+    for spec in signature.inputs:
+        shape = tuple(axis_sizes[s] if isinstance(s, str) else s for s in spec.shape)
+        low, high = signature.values.get(spec.name, (0.0, 1.0))
+        if spec.dtype == "bool":
+            out[spec.name] = rng.random(shape) < 0.5
+        elif spec.dtype.startswith("float"):
+            out[spec.name] = rng.uniform(low, high, shape).astype(spec.dtype)
+        else:
+            out[spec.name] = rng.integers(int(low), int(high), shape, endpoint=True).astype(spec.dtype)
+    return out
+
+
+def export(program: ExportedGraph) -> torch.export.ExportedProgram:
+    """The program's module exported again, with its dynamic axes: what writers of files take."""
+    example = synthetic(program.signature, sizes(program.signature, "example"), seed=0)
+    with torch.no_grad():
+        return torch.export.export(
+            program.module,
+            tuple(to_tensors(program.signature, example)),
+            dynamic_shapes=dynamic_shapes(program.signature),
+            strict=False,
+        )

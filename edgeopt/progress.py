@@ -1,0 +1,49 @@
+"""Progress and logging, on stderr: rich on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+log = logging.getLogger("edgeopt")
+
+Advance = Callable[[float], None]
+"""Called with the amount done since the last call, in the unit of `total`."""
+
+
+def set_up_logging(*, verbose: bool = False, quiet: bool = False) -> None:
+    """Send the `edgeopt` logger to stderr: warnings when quiet, else info, with `verbose` debug too."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+    log.propagate = False
+
+
+class Progress:
+    """Bars for long work. Quiet when stderr is not a terminal or when `quiet` is set."""
+
+    def __init__(self, *, quiet: bool = False):
+        self._shown = not quiet and sys.stderr.isatty()
+
+    @contextlib.contextmanager
+    def bar(self, label: str, total: float | None, *, unit: str = "") -> Iterator[Advance]:
+        """A bar for the time of the `with` block; yields `advance(amount)`. `unit` 'bytes' shows rate and size."""
+        if not self._shown:
+            yield lambda amount: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bars
+        from rich.progress import TimeRemainingColumn, TransferSpeedColumn
+
+        counts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
+        columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
+        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task(label, total=total)
+            yield lambda amount: bars.advance(task, amount)
+
+
+SILENT = Progress(quiet=True)

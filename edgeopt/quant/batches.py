@@ -1,0 +1,89 @@
+"""The user's batches, checked against the program's signature before a model sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgeopt.errors import DataError
+from edgeopt.program import Signature
+
+
+def to_tensors(batch: Any, signature: Signature, *, where: str) -> list[torch.Tensor]:
+    """A batch {input name: array or tensor} as positional tensors.
+
+    DataError, which names `where` (as in 'calibration batch 3'), the input and the axis, for names, dtypes or shapes
+    that are not the signature's, for axes outside their declared range, and for NaN and infinity.
+    """
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"a batch must be a dict of input name to array, not {type(batch).__name__}", where=where,
+            todo="yield {" + ", ".join(f"'{name}': ..." for name in signature.input_names) + "}",
+        )  # fmt: skip
+    _check_names(batch, signature, where)
+    tensors = [_tensor(batch[spec.name], f"{where}, input '{spec.name}'") for spec in signature.inputs]
+    axes: dict[str, int] = {}
+    for spec, tensor in zip(signature.inputs, tensors, strict=True):
+        _check_tensor(spec, tensor, signature, axes, f"{where}, input '{spec.name}'")
+    return tensors
+
+
+def _check_names(batch: Mapping, signature: Signature, where: str) -> None:
+    missing = [name for name in signature.input_names if name not in batch]
+    unknown = [str(name) for name in batch if name not in signature.input_names]
+    if missing or unknown:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has unknown {', '.join(unknown)}"] if unknown else []
+        raise DataError(
+            f"the batch {' and '.join(parts)}", where=where,
+            todo="name the inputs as the project does: " + ", ".join(signature.input_names),
+        )  # fmt: skip
+
+
+def _tensor(value: Any, where: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    try:
+        return torch.from_numpy(np.array(value, order="C"))
+    except (TypeError, ValueError) as why:
+        raise DataError(f"not an array: {why}", where=where, todo="yield numpy arrays or torch tensors") from None
+
+
+def _check_tensor(spec, tensor: torch.Tensor, signature: Signature, axes: dict[str, int], where: str) -> None:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype != spec.dtype:
+        raise DataError(f"the dtype is {dtype} where {spec.dtype} is declared", where=where, todo="convert it")
+    if tensor.ndim != len(spec.shape):
+        raise DataError(
+            f"the shape {tuple(tensor.shape)} has {tensor.ndim} dimensions where {tuple(spec.shape)} has "
+            f"{len(spec.shape)}", where=where, todo="give batches of the declared shape, batch axis included",
+        )  # fmt: skip
+    for index, (size, declared) in enumerate(zip(tensor.shape, spec.shape, strict=True)):
+        _check_size(index, size, declared, signature, axes, where)
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        kind = "NaN" if bool(torch.isnan(tensor).any()) else "infinity"
+        raise DataError(f"it holds {kind}", where=where, todo="remove or mend that sample")
+
+
+def _check_size(index: int, size: int, declared, signature: Signature, axes: dict[str, int], where: str) -> None:
+    if isinstance(declared, int):
+        if size != declared:
+            raise DataError(
+                f"dimension {index} is {size} where {declared} is declared", where=where,
+                todo="give batches of the declared shape, or declare the dimension as an axis",
+            )  # fmt: skip
+        return
+    axis = signature.axes[declared]
+    if not axis.min <= size <= axis.max:
+        raise DataError(
+            f"axis '{declared}' (dimension {index}) is {size}, outside its range {axis.min} to {axis.max}",
+            where=where, todo=f"give smaller or larger batches, or widen axes.{declared} in the project",
+        )  # fmt: skip
+    if axes.setdefault(declared, size) != size:
+        raise DataError(
+            f"axis '{declared}' (dimension {index}) is {size} here and {axes[declared]} in an earlier input",
+            where=where, todo="give all inputs of a batch the same size along it",
+        )  # fmt: skip

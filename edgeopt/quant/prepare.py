@@ -1,0 +1,65 @@
+"""A program made ready for calibration or training: observers or fake-quantizers where the profile wants integers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from edgeopt.program import ExportedGraph, graph
+from edgeopt.quant import pt2e, scheme
+from edgeopt.quant.quantizer import PlacementQuantizer
+from edgeopt.quant.report import QuantReport, report_of
+from edgeopt.spec.profile import ResolvedQuantization
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`module` is a copy of the program's with observers (`qat` false) or fake-quantizers (`qat` true)."""
+
+    program: ExportedGraph
+    quantization: ResolvedQuantization
+    module: torch.fx.GraphModule
+    report: QuantReport
+    qat: bool
+
+
+def prepare(
+    program: ExportedGraph,
+    quantization: ResolvedQuantization,
+    *,
+    qat: bool = False,
+    keep_float: tuple[str, ...] = (),
+) -> Prepared:
+    """Observers or fake-quantizers at the edges that the placement's rules choose.
+
+    Deterministic: the same program and settings give the same names, so that a state_dict of one preparation loads
+    into another. ProjectError where `keep_float` names nothing of the model.
+    """
+    module = copy.deepcopy(program.module)
+    _complete_metadata(module, program)
+    quantizer = PlacementQuantizer(quantization.placement, scheme.scheme_for(quantization, qat=qat), tuple(keep_float))
+    module = (pt2e.prepare_qat_pt2e if qat else pt2e.prepare_pt2e)(module, quantizer)
+    report = report_of(_in_words(quantization), quantizer.decisions)
+    return Prepared(program, quantization, module, report, qat)
+
+
+def _complete_metadata(module: torch.fx.GraphModule, program: ExportedGraph) -> None:
+    """Rules read dtypes and ranks from `meta['val']`; stored tensors and nodes of graph passes may lack it."""
+    nodes = [node for node in module.graph.nodes if node.op in ("call_function", "placeholder", "get_attr")]
+    if all("val" in node.meta for node in nodes):
+        return
+    axes = graph.sizes(program.signature, "example")
+    example = graph.to_tensors(program.signature, graph.synthetic(program.signature, axes, seed=0))
+    FakeTensorProp(module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*example)
+
+
+def _in_words(quantization: ResolvedQuantization) -> str:
+    per = "channel" if quantization.per_channel else "tensor"
+    return (
+        f"{quantization.placement}: activations {quantization.activations} per tensor ({quantization.ranges}), "
+        f"weights {quantization.weight_bits}-bit symmetric per {per}"
+    )

@@ -1,0 +1,114 @@
+"""The quantizer: walks the graph once and lets the placement's rules annotate it."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from edgeopt.errors import ProjectError
+from edgeopt.quant import pt2e, rules
+from edgeopt.quant.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of one node that a rule of the placement is about. `reason` says why it stays float."""
+
+    node: str
+    rule: str
+    operator: str
+    path: str  # of the module that called it, '' where the graph does not say
+    quantized: bool
+    reason: str = ""
+    macs: int = 0  # multiply-accumulates of one call at the size that the graph was traced with
+
+
+class PlacementQuantizer(pt2e.Quantizer):
+    """torchao's quantizer for a placement table; `decisions` is filled by `annotate`.
+
+    `keep_float`: patterns of module paths ('features.0', which takes what is below it too, or 'layers.*.norm') and
+    of operators ('linear') that stay float. ProjectError where one matches nothing, since a misspelt one would
+    silently quantize what must not be.
+    """
+
+    def __init__(self, placement: str, scheme: Scheme, keep_float: tuple[str, ...] = ()):
+        self._rules = {name: rule for rule in reversed(rules.PLACEMENTS[placement]) for name in rule.operators}
+        self._scheme = scheme
+        self._keep_float = keep_float
+        self.decisions: tuple[Decision, ...] = ()
+
+    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        _check_patterns(self._keep_float, model)
+        self.decisions = tuple(
+            self._decide(node, self._rules[rules.operator(node)])
+            for node in model.graph.nodes
+            if rules.operator(node) in self._rules
+        )
+        return model
+
+    def validate(self, model: torch.fx.GraphModule) -> None:
+        """Nothing to check: rules only place what their kernels take."""
+
+    def _decide(self, node: Node, rule: rules.Rule) -> Decision:
+        if any(_matches(pattern, node) for pattern in self._keep_float):
+            reason = "kept float by the project"
+        else:
+            reason = rule.place(node, self._scheme) or ""
+        return Decision(node.name, rule.name, rules.operator(node), module_path(node), not reason, reason, macs(node))
+
+
+def module_path(node: Node) -> str:
+    """The path of the innermost module that called `node`, as the user's model names it."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return next((path for path, _ in reversed(list(stack.values())) if path), "")
+
+
+def macs(node: Node) -> int:
+    """Multiply-accumulates of a convolution, linear or matrix product; 0 for other operators."""
+    name, out = rules.operator(node), node.meta.get("val")
+    if not isinstance(out, torch.Tensor):
+        return 0
+    if name in rules.CONVOLUTIONS + rules.TRANSPOSED:
+        weight = _sizes(node.args[1])
+        transposed = name in rules.TRANSPOSED
+        # a transposed convolution does one product for each input element and output it reaches
+        elements = _sizes(node.args[0]) if transposed else _sizes(node)
+        return _product(elements) * _product(weight[1:])
+    if name in ("linear", "matmul", "bmm", "mm"):
+        return _product(_sizes(node)) * _sizes(node.args[0])[-1]
+    return 0
+
+
+def _sizes(node: Node) -> list[int]:
+    # the hint of a symbolic size is read without int(), which would fix the size for good
+    return [s if isinstance(s, int) else s.node.hint or 1 for s in node.meta["val"].shape]
+
+
+def _product(sizes: list[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def _matches(pattern: str, node: Node) -> bool:
+    path = module_path(node)
+    return (
+        fnmatch.fnmatchcase(path, pattern)
+        or fnmatch.fnmatchcase(path, f"{pattern}.*")
+        or fnmatch.fnmatchcase(rules.operator(node), pattern)
+    )
+
+
+def _check_patterns(patterns: tuple[str, ...], model: torch.fx.GraphModule) -> None:
+    for pattern in patterns:
+        if not any(_matches(pattern, node) for node in model.graph.nodes if node.op == "call_function"):
+            known = sorted({module_path(node) for node in model.graph.nodes} - {""})
+            raise ProjectError(
+                f"'{pattern}' matches no module path and no operator of the model",
+                where="keep_float",
+                todo="choose a module path such as " + ", ".join(known[:5]) if known else "choose an operator: linear",
+            )

@@ -1,0 +1,128 @@
+"""The user's `evaluate(predict) -> {metric: float}`: recorded once, replayed on outputs that a device
+returned.
+
+evaluate must be deterministic: it asks for the same inputs in the same order each time. Replaying checks that
+by the digest of each input, so that a metric is never computed from answers to other questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edgeopt import digest
+from edgeopt.errors import DataError
+from edgeopt.ports.user_code import call as call_user_code
+
+Tensors = Mapping[str, np.ndarray]
+Predict = Callable[[Tensors], dict[str, np.ndarray]]
+Evaluate = Callable[[Predict], Mapping[str, float]]
+
+_KEY = "evaluate"
+
+
+class Recording(NamedTuple):
+    """What evaluate gave, and the inputs that it asked for, in order (copies of them)."""
+
+    metrics: dict[str, float]
+    calls: list[dict[str, np.ndarray]]
+    complete: bool  # False where `most_bytes` cut the calls off: such calls cannot be replayed
+
+
+def record(
+    evaluate: Evaluate, predict: Predict, *, most_bytes: int | None = None, base: Path | None = None
+) -> Recording:
+    """Run `evaluate(predict)` and keep the inputs that it asks for, up to `most_bytes` of them.
+
+    `base` is the project's folder, so that an error names the user's file and line. Raises DataError where
+    evaluate raises, asks for nothing, or gives anything but finite numbers by name.
+    """
+    calls: list[dict[str, np.ndarray]] = []
+    state = {"bytes": 0, "asked": 0}
+
+    def recorded(inputs: Tensors) -> dict[str, np.ndarray]:
+        arrays = {name: np.array(value) for name, value in inputs.items()}
+        state["asked"] += 1
+        state["bytes"] += sum(array.nbytes for array in arrays.values())
+        if most_bytes is None or state["bytes"] <= most_bytes:
+            calls.append(arrays)
+        return predict(arrays)
+
+    metrics = _metrics(_run(evaluate, recorded, base))
+    if not state["asked"]:
+        raise DataError("evaluate never called predict", where=f"key '{_KEY}'", todo="check that its data is not empty")
+    return Recording(metrics, calls, complete=len(calls) == state["asked"])
+
+
+def replay(
+    evaluate: Evaluate, calls: Sequence[Tensors], outputs: Sequence[Tensors], *, base: Path | None = None
+) -> dict[str, float]:
+    """The metrics that `evaluate` gives when predict answers with `outputs`, one for each of the recorded
+    `calls`.
+
+    Raises DataError where evaluate asks for anything but exactly these inputs in this order.
+    """
+    position = 0
+
+    def answer(inputs: Tensors) -> dict[str, np.ndarray]:
+        nonlocal position
+        if position >= len(calls):
+            raise _changed(f"it asks for more than the {len(calls)} recorded inputs")
+        if input_digest(inputs) != input_digest(calls[position]):
+            raise _changed(f"input {position} is not the recorded one")
+        position += 1
+        # a copy: evaluate may write into what it is given, and the outputs are used again
+        return {name: np.array(value) for name, value in outputs[position - 1].items()}
+
+    metrics = _metrics(_run(evaluate, answer, base))
+    if position < len(calls):
+        raise _changed(f"it asks for {position} of the {len(calls)} recorded inputs")
+    return metrics
+
+
+def input_digest(inputs: Tensors) -> str:
+    """sha256 over the names, dtypes, shapes and bytes of named arrays; their order does not count."""
+    parts = []
+    for name in sorted(inputs):
+        array = np.asarray(inputs[name])
+        data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        parts.append([name, array.dtype.name, list(array.shape), digest.of_bytes(data)])
+    return digest.of_value(parts)
+
+
+def _run(evaluate: Evaluate, predict: Predict, base: Path | None) -> object:
+    return call_user_code(evaluate, predict, key=_KEY, base=base or Path.cwd(), error=DataError)
+
+
+def _metrics(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping) or not value:
+        raise DataError(
+            f"evaluate gave {value!r} instead of a dict of numbers", where=f"key '{_KEY}'",
+            todo="return a dict such as {'accuracy': 0.93}",
+        )  # fmt: skip
+    return {str(name): _number(name, item) for name, item in value.items()}
+
+
+def _number(name: object, value: object) -> float:
+    try:
+        number = float(value)  # takes numpy and torch scalars too
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(
+            f"evaluate gave {value!r} for the metric '{name}'",
+            where=f"key '{_KEY}'",
+            todo="return finite numbers",
+        )
+    return number
+
+
+def _changed(what: str) -> DataError:
+    return DataError(
+        f"evaluate is not the one that was recorded, or not deterministic: {what}", where=f"key '{_KEY}'",
+        todo="fix its order and its seed; after a change of its data build again",
+    )  # fmt: skip

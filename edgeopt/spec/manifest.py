@@ -1,0 +1,234 @@
+"""The manifest of an artifact: only what the inputs of the build determine, so that its sha256 names the artifact.
+
+Written as canonical JSON to `manifest.json`; `digest(manifest)` is the artifact's digest. Tensors lie as raw
+little-endian bytes, C order, at an offset of a file, so that a device reads them without numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from edgeopt import digest as _digest
+from edgeopt.errors import ArtifactError
+from edgeopt.spec.values import Value, validate
+
+SCHEMA = 1
+FILE_NAME = "manifest.json"
+SELECTION_NAME = "selection.json"  # which candidate was chosen, where and by which figures; outside the digest
+BUILD_NAME = "build.json"  # timings, stage records, tool versions, candidate table; outside the digest, not pushed
+REPORTS_DIR = "reports"  # outside the digest, not pushed
+MAX_MANIFEST_BYTES = 64 << 20
+MAX_FILE_BYTES = 1 << 40
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+Dtype = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ArtifactName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+
+
+def safe_path(path: str) -> str:
+    """`path` when it is relative, normal and stays inside the artifact's folder; else ValueError."""
+    pure = PurePosixPath(path)
+    if (
+        not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path
+        or "\\" in path or "\x00" in path or re.search(r"[\x00-\x1f]", path)
+    ):  # fmt: skip
+        raise ValueError(f"the path {path!r} is not a plain path inside the artifact")
+    return path
+
+
+FilePath = Annotated[str, pydantic.AfterValidator(safe_path)]
+
+
+class Axis(Value):
+    """A named dynamic axis: sizes from min to max, opt the size to tune for."""
+
+    min: int = Field(ge=1)
+    opt: int = Field(ge=1)
+    max: int = Field(ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _ordered(self) -> Axis:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"min <= opt <= max does not hold: {self.min}, {self.opt}, {self.max}")
+        return self
+
+
+class TensorSpec(Value):
+    """A tensor by name: dtype, and a shape of sizes and of axis names."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int | str, ...]
+
+
+class File(Value):
+    sha256: Sha256
+    size: int = Field(ge=0, le=MAX_FILE_BYTES)
+
+
+class TensorRef(Value):
+    """A tensor's place in a file: raw little-endian, C order, `offset` in bytes."""
+
+    file: FilePath
+    offset: int = Field(ge=0)
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * DTYPE_BYTES[self.dtype]
+
+
+class Feed(Value):
+    """One call of the model: named inputs, and the outputs of the unoptimised model where they are kept."""
+
+    inputs: dict[str, TensorRef]
+    outputs: dict[str, TensorRef] = {}
+
+
+class Tolerance(Value):
+    """What a candidate's outputs may differ by from the reference: both must hold where both are given.
+
+    `sqnr_db`: least ratio of signal to error, 10 log10(sum r^2 / sum (r - x)^2). `max_abs`: largest
+    |r - x| / max(1, max |r|). Integer and bool outputs of float candidates are compared exactly.
+    """
+
+    sqnr_db: float | None = None
+    max_abs: float | None = None
+
+
+class Candidate(Value):
+    """A runtime with a file that it loads; the device runs the one that `selection.json` names, else the first."""
+
+    name: ArtifactName
+    runtime: Literal["onnxruntime", "torchscript", "tensorrt"]
+    precision: Literal["fp32", "fp16", "int8"]
+    file: FilePath
+    flags: dict[str, Any] = {}  # fuser flags or session options; applied by the runner, each checked by trying it
+    opset: int | None = None  # read back from the file
+    tolerance: Tolerance = Tolerance()
+
+
+class EngineRecipe(Value):
+    """What the device needs to build a TensorRT engine: `candidate` names the Candidate whose file is its ONNX."""
+
+    candidate: ArtifactName
+    shapes: dict[str, dict[Literal["min", "opt", "max"], tuple[int, ...]]]
+    typing: Literal["weak", "strong"]
+    flags: tuple[str, ...] = ()  # builder flags as trtexec names them: fp16, int8
+
+
+class Refusal(Value):
+    """A candidate that the artifact does not hold, and why: part of the answer, so part of the manifest."""
+
+    candidate: ArtifactName
+    reason: str
+
+
+class Manifest(Value):
+    schema_version: int = SCHEMA
+    name: ArtifactName
+    profile: str  # as asked for: NAME or NAME@JETPACK
+    target: dict[str, Any]  # the profile's Target, as JSON data
+    root: str | None = None  # where releases live on the device, else ~/.edgeopt
+    after_activate: tuple[str, ...] = ()  # argv run after a switch
+    health: tuple[str, ...] = ()  # argv whose exit status decides whether the switch stays
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    axes: dict[str, Axis] = {}
+    output_structure: Any  # see runtime/structure: the user's tuple, dict, dataclass or None around the tensors
+    files: dict[FilePath, File]
+    candidates: tuple[Candidate, ...] = Field(min_length=1)
+    refused: tuple[Refusal, ...] = ()
+    engine_recipes: tuple[EngineRecipe, ...] = ()
+    op_libraries: tuple[FilePath, ...] = ()
+    reference: tuple[Feed, ...] = Field(min_length=1)
+    cases: tuple[Feed, ...] = ()
+    cases_complete: bool = False  # the cases are all that `evaluate` asked for, so that the metric can be replayed
+    limits: dict[str, Any] = {}  # Limits as JSON data
+    metrics: dict[str, dict[str, float]] = {}  # 'reference' and each candidate: what `evaluate` gave at build time
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        used = [c.file for c in self.candidates] + list(self.op_libraries)
+        for feed in (*self.reference, *self.cases):
+            used += [ref.file for ref in (*feed.inputs.values(), *feed.outputs.values())]
+        for path in used:
+            if path not in self.files:
+                raise ValueError(f"the file {path!r} is used but not listed in 'files'")
+        for feed in (*self.reference, *self.cases):
+            for ref in (*feed.inputs.values(), *feed.outputs.values()):
+                if ref.offset + ref.size_bytes > self.files[ref.file].size:
+                    raise ValueError(f"a tensor reaches past the end of {ref.file!r}")
+        names = [c.name for c in self.candidates]
+        if len(set(names)) != len(names):
+            raise ValueError("two candidates have one name")
+        reserved = {FILE_NAME, SELECTION_NAME, BUILD_NAME, "manifest.sig"}
+        for path in self.files:
+            if path in reserved or path.startswith(REPORTS_DIR + "/"):
+                raise ValueError(f"{path!r} is a reserved name")
+        return self
+
+    def candidate(self, name: str) -> Candidate:
+        for c in self.candidates:
+            if c.name == name:
+                return c
+        raise ArtifactError(
+            f"the artifact has no candidate '{name}'", where=self.name,
+            todo="choose one of: " + ", ".join(c.name for c in self.candidates),
+        )  # fmt: skip
+
+
+class Selection(Value):
+    """`selection.json`: the candidate that was chosen, by whom, and the figures that it was chosen by."""
+
+    candidate: ArtifactName
+    decided_by: Literal["build", "validate"]
+    where: str  # host label, 'this machine'
+    reason: str
+    verdict: Literal["faster", "only", "undecided"]
+    figures: dict[str, Any] = {}  # candidate -> {"p50_ms": ..., "metrics": {...}}
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as the canonical bytes that its digest is taken of."""
+    return _digest.canonical_json(manifest.model_dump(mode="json"))
+
+
+def digest(manifest: Manifest) -> str:
+    """The artifact's digest: sha256 of `encode(manifest)`."""
+    return _digest.of_bytes(encode(manifest))
+
+
+def decode(data: bytes, *, source: str) -> Manifest:
+    """`manifest.json` read and checked; ArtifactError names `source` and the first thing that is wrong."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ArtifactError("the manifest is absurdly large", where=source, todo="build the artifact again")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as why:
+        raise ArtifactError(
+            f"the manifest is not JSON: {why}", where=source, todo="build or copy the artifact again"
+        ) from None
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if isinstance(version, int) and version > SCHEMA:
+        raise ArtifactError(
+            f"the artifact has schema {version}; this edgeopt reads up to {SCHEMA}", where=source,
+            todo="update edgeopt, or build the artifact with this version",
+        )  # fmt: skip
+    return validate(Manifest, value, source=source, error=ArtifactError)

@@ -1,0 +1,270 @@
+"""A project: what the user says of a model, in `edgeopt.yaml`. Paths are relative to the file's folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from edgeopt.errors import ProjectError
+from edgeopt.spec.limits import Limits
+from edgeopt.spec.manifest import ArtifactName, Axis, Dtype
+from edgeopt.spec.overrides import apply_overrides, set_note
+from edgeopt.spec.values import Value, did_you_mean, validate
+from edgeopt.spec.yaml_file import read_mapping
+
+FILE_NAME = "edgeopt.yaml"
+_FILE_KINDS = {".onnx": "onnx", ".pt": "torchscript", ".ts": "torchscript", ".pt2": "exported"}
+_ATTRIBUTE = re.compile(r"^(?P<place>[^:]+):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)$")
+_MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+
+ModelKind = Literal["factory", "onnx", "torchscript", "exported"]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+AxisName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_]\w*$")]
+
+
+def _dimension(value: Any) -> Any:
+    size = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not size and not (isinstance(value, str) and value.isidentifier()):
+        raise ValueError(f"{value!r} is neither a size of 1 or more nor the name of an axis")
+    return value
+
+
+Dimension = Annotated[StrictInt | StrictStr, pydantic.BeforeValidator(_dimension)]
+
+
+def model_kind(model: str) -> ModelKind:
+    """'factory' for `file.py:name` and `pkg.mod:name`, else by the file's ending; ValueError says why not."""
+    match = _ATTRIBUTE.match(model)
+    if match and (match["place"].endswith(".py") or _MODULE.match(match["place"])):
+        return "factory"
+    kind = _FILE_KINDS.get(Path(model).suffix.lower())
+    if kind:
+        return kind
+    if model.endswith(".py"):
+        raise ValueError(f"name the factory in the file, as in {model}:build")
+    if Path(model).suffix.lower() in (".pth", ".ckpt", ".safetensors"):
+        raise ValueError(f"{model} holds weights, not a model: name the factory, and give this file as 'weights'")
+    raise ValueError(f"{model!r} is neither file.py:factory, package.module:factory, .onnx, .pt, .ts nor .pt2")
+
+
+def _function(value: str) -> str:
+    match = _ATTRIBUTE.match(value)
+    if not match or not (match["place"].endswith(".py") or _MODULE.match(match["place"])):
+        raise ValueError(f"{value!r} is not file.py:function or package.module:function")
+    return value
+
+
+def _model(value: str) -> str:
+    model_kind(value)
+    return value
+
+
+Function = Annotated[StrictStr, pydantic.AfterValidator(_function)]
+
+
+class Input(Value):
+    """One input of the model; its key is the parameter's name in `forward`."""
+
+    shape: tuple[Dimension, ...] = Field(description="sizes, and names of axes declared under 'axes'")
+    dtype: Dtype = Field("float32", description="element type")
+    values: tuple[Number, Number] | None = Field(
+        None, description="range of valid values [low, high], for example inputs; ids: [0, vocabulary - 1]"
+    )
+
+    @pydantic.field_validator("shape", mode="before")
+    @classmethod
+    def _answered(cls, shape: Any) -> Any:
+        if shape == "TODO":  # as `edgeopt init` writes it
+            raise ValueError("the shape is still to be given, as in [batch, 3, 224, 224]")
+        return shape
+
+    @pydantic.model_validator(mode="after")
+    def _ordered(self) -> Input:
+        if self.values is not None and self.values[0] > self.values[1]:
+            raise ValueError(f"values: low {self.values[0]} is above high {self.values[1]}")
+        return self
+
+
+class Qat(Value):
+    """Quantization-aware fine-tuning; runs only where `train` and `loss` are given."""
+
+    epochs: StrictInt = Field(1, ge=1, description="passes over the training batches")
+    learning_rate: Number = Field(1e-4, gt=0, description="constant over the run")
+    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    weight_decay: Number = Field(0.0, ge=0)
+    momentum: Number = Field(0.0, ge=0, lt=1, description="sgd only")
+    max_steps: StrictInt | None = Field(None, ge=1, description="stop after so many optimizer steps")
+    freeze_observers_at: Fraction = Field(0.5, description="fraction of the steps after which ranges stay")
+    freeze_batch_norm_at: Fraction = Field(0.5, description="fraction of the steps after which BN statistics stay")
+
+
+class ProjectFile(Value):
+    """The format of `edgeopt.yaml`."""
+
+    name: ArtifactName = Field(description="names the artifact: letters, digits, '.', '_', '-'")
+    model: Annotated[StrictStr, pydantic.AfterValidator(_model)] = Field(
+        description="file.py:factory, package.module:factory, or a .onnx, .pt (TorchScript) or .pt2 file"
+    )
+    weights: StrictStr | None = Field(None, description="state_dict of the factory's module, loaded with weights_only")
+    inputs: dict[StrictStr, Input] = Field(min_length=1, description="in the order of forward's parameters")
+    axes: dict[AxisName, Axis] = Field({}, description="named dynamic axes, each {min, opt, max}")
+    calibration: Function | None = Field(None, description="fn() -> iterable of {input name: batch}; int8 needs it")
+    calibration_batches: StrictInt = Field(32, ge=1, description="the most batches that calibration takes")
+    train: Function | None = Field(None, description="fn() -> iterable of ({input name: batch}, target); QAT needs it")
+    loss: Function | None = Field(None, description="fn(outputs, target) -> scalar tensor; QAT needs it")
+    qat: Qat = Qat()
+    evaluate: Function | None = Field(None, description="fn(predict) -> {metric: value}, higher is better")
+    classifier: StrictBool = Field(False, description="without evaluate: compare top-1 classes as well")
+    limits: Limits = Limits()
+    seed: StrictInt = Field(0, ge=0, lt=2**63)
+    data: tuple[StrictStr, ...] = Field((), description="files or folders whose content counts for the stage cache")
+    data_version: StrictStr | None = Field(None, description="counts for the stage cache in place of data's content")
+    passes: dict[StrictStr, StrictBool] = Field({}, description="graph pass -> on or off; wins over the profile")
+    keep_float: tuple[StrictStr, ...] = Field((), description="module paths or operator patterns kept out of int8")
+
+
+class Project(ProjectFile):
+    """A project as loaded: paths start at `folder`, messages call it `source`; neither is in its dump."""
+
+    folder: Path = Field(exclude=True)
+    source: str = Field(exclude=True)
+
+    @property
+    def kind(self) -> ModelKind:
+        return model_kind(self.model)
+
+    def path(self, relative: str) -> Path:
+        """A path of the file, from the project's folder."""
+        return self.folder / Path(relative).expanduser()
+
+
+def load_project(path: Path | str, overrides: Mapping[str, str] | None = None) -> Project:
+    """The project in `path`, a file or a folder that holds `edgeopt.yaml`; ProjectError names file and key.
+
+    `overrides`: dotted key -> YAML text, as `--set project.KEY=VALUE` gives. Each file named must exist.
+    """
+    file = _find(Path(path))
+    return _project(read_mapping(file, error=ProjectError), file.parent, str(file), overrides)
+
+
+def project_for_model(
+    model: str,
+    *,
+    folder: Path | str = ".",
+    inputs: Mapping[str, Any] | None = None,
+    axes: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> Project:
+    """A project for a MODEL argument alone, without `edgeopt.yaml`.
+
+    `inputs` and `axes` are data as in the file, where the caller could infer them; ProjectError says to run
+    `edgeopt init` where they are not known.
+    """
+    if not inputs and not any(key.split(".")[0] == "inputs" for key in overrides or {}):
+        raise ProjectError(
+            f"the inputs of {model} are not known: shapes and types stand nowhere", where=str(Path(folder)),
+            todo=f"run `edgeopt init {model}`, which writes {FILE_NAME}, and complete it",
+        )  # fmt: skip
+    data = {"name": name_for(model), "model": model, "inputs": dict(inputs or {}), "axes": dict(axes or {})}
+    return _project(data, Path(folder), f"the model {model}", overrides)
+
+
+def name_for(model: str) -> str:
+    """A name for the artifact of MODEL: its file's or module's own, in the letters that a name may have."""
+    place = model.rpartition(":")[0] if model_is_factory(model) else model
+    stem = Path(place).stem if place.endswith(".py") or not model_is_factory(model) else place.split(".")[-1]
+    if stem == "model" and Path(place).resolve().parent.name:
+        stem = Path(place).resolve().parent.name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or "model"
+
+
+def model_is_factory(model: str) -> bool:
+    """Whether MODEL names a factory; ProjectError where it has no form that edgeopt knows."""
+    try:
+        return model_kind(model) == "factory"
+    except ValueError as why:
+        raise ProjectError(str(why), todo="give MODEL in one of these forms") from None
+
+
+def _find(path: Path) -> Path:
+    path = path.expanduser()
+    if path.is_dir():
+        if not (path / FILE_NAME).is_file():
+            other = next((n for n in ("edgeopt.yml", "edgopt.yaml", ".edgeopt.yaml") if (path / n).exists()), None)
+            raise ProjectError(
+                f"there is no {FILE_NAME} in this folder", where=str(path),
+                todo=f"rename {other} to {FILE_NAME}" if other else "run `edgeopt init MODEL` first",
+            )  # fmt: skip
+        return path / FILE_NAME
+    if not path.exists():
+        raise ProjectError(
+            "there is no such project file",
+            where=str(path),
+            todo="check the path, or run `edgeopt init MODEL`",
+        )
+    return path
+
+
+def _project(data: dict[str, Any], folder: Path, source: str, overrides: Mapping[str, str] | None) -> Project:
+    data = apply_overrides(data, overrides or {}, model=ProjectFile, scope="project", error=ProjectError)
+    source += set_note("project", overrides)
+    file = validate(ProjectFile, data, source=source, error=ProjectError)
+    values = {key: getattr(file, key) for key in ProjectFile.model_fields}
+    project = Project(**values, folder=folder.resolve(), source=source)
+    for key, reason, todo in _inconsistent(project):
+        raise ProjectError(f"key '{key}': {reason}", where=source, todo=todo)
+    for key, name in _named_files(project):
+        if not project.path(name).exists():
+            raise ProjectError(
+                f"key '{key}': there is no file {name}", where=f"{source} (looked for {project.path(name)})",
+                todo="correct the path; paths start at the folder of the project file",
+            )  # fmt: skip
+    return project
+
+
+def _inconsistent(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
+    """(key, reason, what to do) for each contradiction between keys."""
+    used = {axis: name for name, spec in project.inputs.items() for axis in spec.shape if isinstance(axis, str)}
+    for axis, name in used.items():
+        if axis not in project.axes:
+            near = did_you_mean(axis, list(project.axes))
+            hint = f", did you mean '{near}'?" if near else ""
+            reason = f"the axis '{axis}' is not declared under 'axes'{hint}"
+            yield f"inputs.{name}.shape", reason, f"declare it, as in {axis}: {{min: 1, opt: 1, max: 8}}"
+    for axis in project.axes:
+        if axis not in used:
+            yield f"axes.{axis}", "no input's shape uses this axis", "use it in a shape, or remove it"
+    if project.train and not project.loss:
+        yield "loss", "train is given, so loss is needed", "add loss: file.py:function, or remove train"
+    if project.loss and not project.train:
+        yield "train", "loss is given, so train is needed", "add train: file.py:function, or remove loss"
+    if model_kind(project.model) != "factory":
+        for key in ("weights", "train"):
+            if getattr(project, key) is not None:
+                yield (
+                    key,
+                    f"it needs a model factory, and model is {project.model}",
+                    "give file.py:factory as model",
+                )
+
+
+def _named_files(project: Project) -> list[tuple[str, str]]:
+    """(key, path) for every file that the project names; modules are looked for when they are imported."""
+    out = []
+    if project.weights is not None:
+        out.append(("weights", project.weights))
+    out += [("data", path) for path in project.data]
+    for key in ("model", "calibration", "train", "loss", "evaluate"):
+        value = getattr(project, key)
+        if value is None:
+            continue
+        place = value.rpartition(":")[0] if _ATTRIBUTE.match(value) else value
+        if place.endswith(".py") or key == "model" and project.kind != "factory":
+            out.append((key, place))
+    return out

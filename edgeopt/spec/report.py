@@ -1,0 +1,60 @@
+"""The report of a validation: what was measured, where, and each check's verdict with its evidence."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from edgeopt.spec.values import Value
+
+Verdict = Literal["pass", "fail", "undecided"]
+
+
+class Check(Value):
+    """One thing judged: `value` against `limit`, both in the unit that the name ends with."""
+
+    name: str
+    verdict: Verdict
+    value: float | None = None
+    limit: float | None = None
+    evidence: str = ""
+
+
+class CandidateResult(Value):
+    """What the runner measured of one candidate; `failure` set where it gave no figures."""
+
+    name: str
+    runtime: str
+    precision: str
+    failure: str | None = None
+    load_s: float | None = None
+    first_call_ms: float | None = None
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    calls: int = 0
+    noise: float | None = None  # half the relative spread of the rounds' medians
+    peak_rss_mb: float | None = None
+    metrics: dict[str, float] = {}
+    sqnr_db: float | None = None
+    max_abs_error: float | None = None  # scaled: largest |r - x| over max(1, largest |r|)
+    top1_agreement: float | None = None
+    flags: tuple[dict[str, Any], ...] = ()  # {"flag", "status", "message"}
+
+
+class Report(Value):
+    """`reports/*.json`. `simulated` marks figures from an emulator or a recording: never shown as the device's."""
+
+    schema_version: int = 1
+    artifact: str
+    digest: str
+    profile: str
+    host: str
+    when_utc: str  # ISO 8601, seconds
+    verdict: Verdict
+    chosen: str | None
+    reason: str
+    checks: tuple[Check, ...]
+    candidates: tuple[CandidateResult, ...]
+    environment: dict[str, Any]
+    simulated: str | None = None
+    seconds: float

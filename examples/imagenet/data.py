@@ -1,0 +1,94 @@
+"""Pictures for two ImageNet models: 100 from Debian's packages to calibrate, foolbox's 20 labelled ones to evaluate.
+
+The two sets have no picture in common. `scripts/fetch-zoo` fetches both.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+ZOO = Path(__file__).parents[2] / ".zoo"
+MEAN, DEVIATION = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+CALIBRATION_PICTURES = 100
+
+
+def picture(path: Path) -> np.ndarray:
+    """The centre 224 x 224 of the picture, its shorter side at 224: float32 [224, 224, 3] from 0 to 255."""
+    if str(ZOO / "site") not in sys.path:
+        sys.path.append(str(ZOO / "site"))
+    from PIL import Image
+
+    image = Image.open(path)
+    if image.mode in ("RGBA", "LA", "P"):  # object pictures stand on a transparent ground
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(ground, image)
+    image = image.convert("RGB")
+    scale = 224 / min(image.size)
+    size = [max(224, round(side * scale)) for side in image.size]
+    left, top = (size[0] - 224) // 2, (size[1] - 224) // 2
+    return np.asarray(image.resize(size).crop((left, top, left + 224, top + 224)), dtype=np.float32)
+
+
+@functools.cache
+def calibration_pictures() -> np.ndarray:
+    """float32 [100, 224, 224, 3]: the photographs first, then every so many-th object picture."""
+    photos = sorted((ZOO / "pictures" / "opencv-doc").rglob("*.jpg"))
+    photos = [p for p in photos if p.parent.name == "data" and p.stat().st_size > 20_000]
+    objects = sorted(p for p in (ZOO / "pictures" / "tuxpaint-stamps-default").rglob("*.png") if "_" not in p.stem)
+    objects = [p for p in objects if p.stat().st_size > 20_000]
+    missing = CALIBRATION_PICTURES - len(photos)
+    chosen = photos + objects[:: max(1, len(objects) // missing)][:missing]
+    if len(chosen) < CALIBRATION_PICTURES:
+        raise RuntimeError(f"only {len(chosen)} pictures are there: run scripts/fetch-zoo")
+    return np.stack([picture(path) for path in chosen[:CALIBRATION_PICTURES]])
+
+
+@functools.cache
+def labelled() -> tuple[np.ndarray, np.ndarray]:
+    """foolbox's pictures float32 [20, 224, 224, 3] and their ImageNet classes int64 [20]."""
+    paths = sorted((ZOO / "site" / "foolbox" / "data").glob("imagenet_*.jpg"))
+    if not paths:
+        raise RuntimeError("foolbox's pictures are not there: run scripts/fetch-zoo")
+    return np.stack([picture(path) for path in paths]), np.array([int(p.stem.split("_")[2]) for p in paths])
+
+
+def for_mobilenet(pictures: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(((pictures / np.float32(255) - MEAN) / DEVIATION).transpose(0, 3, 1, 2))
+
+
+def for_efficientnet(pictures: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(((pictures - np.float32(127)) / np.float32(128)).transpose(0, 3, 1, 2))
+
+
+def _calibration(prepare: Callable) -> Iterator[dict[str, np.ndarray]]:
+    pictures = calibration_pictures()
+    for start in range(0, len(pictures), 10):
+        yield {"image": prepare(pictures[start : start + 10])}
+
+
+def _top1(predict: Callable, prepare: Callable) -> dict[str, float]:
+    pictures, labels = labelled()
+    found = [predict({"image": prepare(pictures[i : i + 5])})["output"].argmax(1) for i in range(0, len(pictures), 5)]
+    return {"top1": 100 * float((np.concatenate(found) == labels).mean())}
+
+
+def mobilenet_calibration():
+    return _calibration(for_mobilenet)
+
+
+def mobilenet_evaluate(predict):
+    """Top-1 accuracy in percent over the 20 labelled pictures."""
+    return _top1(predict, for_mobilenet)
+
+
+def efficientnet_calibration():
+    return _calibration(for_efficientnet)
+
+
+def efficientnet_evaluate(predict):
+    """Top-1 accuracy in percent over the 20 labelled pictures."""
+    return _top1(predict, for_efficientnet)

@@ -1,0 +1,9 @@
+"""What pyproject.toml cannot say: `profiles/` lies beside the package and ships inside it, as `edgeopt/profiles`."""
+
+from setuptools import find_namespace_packages, setup
+
+setup(
+    packages=[*find_namespace_packages(include=["edgeopt", "edgeopt.*"]), "edgeopt.profiles"],
+    package_dir={"edgeopt.profiles": "profiles"},
+    package_data={"edgeopt.profiles": ["*.yaml"]},
+)

@@ -1,0 +1,76 @@
+"""Fixtures of the tests: a real OpenSSH server on loopback, and what it takes to reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def absent(reason: str) -> None:
+    """A component is not here: a skip on a person's machine, a failure in CI, where everything is installed."""
+    if os.environ.get("CI"):
+        pytest.fail(f"in CI this must be there: {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def loopback():
+    """The module scripts/loopback_sshd.py."""
+    spec = importlib.util.spec_from_file_location("loopback_sshd", SCRIPTS / "loopback_sshd.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    if module.find_sshd() is None:
+        absent("sshd is not installed (Debian: openssh-server)")
+    return module
+
+
+@pytest.fixture(scope="session")
+def sshd(loopback, tmp_path_factory):
+    """A running server with plain settings, shared by all tests; its users' home is `sshd.home`."""
+    folder = tmp_path_factory.mktemp("sshd")
+    yield loopback.up(folder)
+    loopback.down(folder)
+
+
+@pytest.fixture
+def start_sshd(loopback, tmp_path):
+    """start_sshd(NAME, *settings): another server, stopped after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, *settings: str):
+            folder = tmp_path / name
+            stack.callback(loopback.down, folder)
+            return loopback.up(folder, settings=settings)
+
+        yield start
+
+
+@pytest.fixture
+def ssh_config(tmp_path):
+    """ssh_config(sshd, **options): an ssh_config whose host `device` is that server, with options replaced."""
+
+    def write(server, name: str = "ssh_config", **options) -> Path:
+        settings = {
+            "HostName": "127.0.0.1",
+            "Port": server.port,
+            "HostKeyAlias": f"[127.0.0.1]:{server.port}",
+            "IdentityFile": server.folder / "client_key",
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": server.known_hosts,
+            "GlobalKnownHostsFile": "none",
+            **options,
+        }
+        lines = [f"  {key} {value}" for key, value in settings.items() if value is not None]
+        path = tmp_path / name
+        path.write_text("Host device\n" + "\n".join(lines) + "\n")
+        return path
+
+    return write

@@ -1,0 +1,293 @@
+"""The packed runner in a process of its own: what it measures, and each failure as data."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgeopt.runtime import tensors
+from edgeopt.runtime.artifact import Artifact
+from edgeopt.spec.manifest import TensorRef
+from tests.onboard.asking import ask, request_of
+from tests.tiny import expected, tiny_artifact
+
+MEASURE = {"feed": "reference/0", "rounds": 3, "calls": 20, "warmup": 2, "max_s": 10}
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Artifact:
+    return tiny_artifact(tmp_path_factory.mktemp("artifact"))
+
+
+def reference_input(artifact: Artifact) -> np.ndarray:
+    return tensors.read(artifact.folder, artifact.manifest.reference[0].inputs["x"])
+
+
+def with_op_library(artifact: Artifact, code: str) -> list[str]:
+    (artifact.folder / "ops.py").write_text(code)  # beside the manifest's files: the runner trusts its request
+    return ["ops.py"]
+
+
+def test_measures_each_candidate_and_returns_its_outputs(artifact, tmp_path):
+    response = ask(artifact, request_of(artifact, tmp_path / "out", measure=MEASURE), tmp_path)
+
+    assert response["failure"] is None
+    assert list(response["candidates"]) == ["onnxruntime-fp32", "torchscript-fp32"]
+    for name, result in response["candidates"].items():
+        assert result["status"] == "ok" and result["failure"] is None
+        assert [len(calls) for calls in result["rounds_s"]] == [20, 20, 20]
+        assert all(0 < call < 1 for calls in result["rounds_s"] for call in calls)
+        assert result["load_s"] > 0 and result["first_call_s"] > 0
+        assert 20 << 20 < result["peak_rss_bytes"] < 4 << 30
+        ref = TensorRef(**result["outputs"]["reference/0"]["output"])
+        got = tensors.read(tmp_path / "out", ref)
+        np.testing.assert_allclose(got, expected(reference_input(artifact)), rtol=1e-5, atol=1e-6)
+        assert ref.file == f"{name}.bin"
+
+
+def test_says_what_the_device_is(artifact):
+    import onnxruntime
+    import torch
+
+    argv = [sys.executable, str(artifact.folder / "onboard.pyz"), "environment"]
+    facts = json.loads(subprocess.run(argv, capture_output=True, check=True, timeout=60).stdout)
+    assert facts["python"] == sys.version.split()[0]
+    assert facts["runtimes"]["onnxruntime"] == onnxruntime.__version__
+    assert facts["runtimes"]["torch"] == torch.__version__
+    assert facts["memory_bytes"] > 1 << 28
+    assert facts["machine"] and facts["system"]
+
+
+def test_max_s_ends_a_round_early_but_never_before_one_call(artifact, tmp_path):
+    measure = {"feed": "reference/0", "rounds": 2, "calls": 10**9, "warmup": 0, "max_s": 0.2}
+    one = [c for c in request_of(artifact, tmp_path / "out")["candidates"] if c["runtime"] == "onnxruntime"]
+    request = request_of(artifact, tmp_path / "out", measure=measure, candidates=one)
+    rounds = ask(artifact, request, tmp_path)["candidates"]["onnxruntime-fp32"]["rounds_s"]
+    assert len(rounds) == 2
+    assert all(len(calls) >= 1 and sum(calls) < 1 for calls in rounds)
+
+
+FATAL = {
+    "abort": ("import os\nos.abort()", "abort", signal.SIGABRT),
+    "segmentation fault": ("import ctypes\nctypes.string_at(0)", "abort", signal.SIGSEGV),
+    "illegal instruction": ("import os, signal\nos.kill(os.getpid(), signal.SIGILL)", "abort", signal.SIGILL),
+    "killed": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "memory", signal.SIGKILL),
+    "exit": ("import os\nos._exit(3)", "abort", None),
+    "hang": ("import time\ntime.sleep(600)", "timeout", None),
+    "hang that ignores SIGTERM": (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)", "timeout", None,
+    ),
+    "exception": ("raise RuntimeError('no such device')", "load", None),
+    "memory": ("raise MemoryError", "memory", None),
+    "bad_alloc": ("raise RuntimeError('std::bad_alloc')", "memory", None),
+    "syntax error": ("def f(:", "load", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code, kind, number", FATAL.values(), ids=FATAL)
+def test_a_candidate_that_dies_is_an_answer_and_the_others_go_on(artifact, tmp_path, code, kind, number):
+    request = request_of(
+        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=MEASURE, timeout_s=2
+    )
+    results = ask(artifact, request, tmp_path)["candidates"]
+
+    failed = results["torchscript-fp32"]
+    assert failed["status"] == "failed"
+    assert failed["failure"]["kind"] == kind
+    assert failed["failure"]["signal"] == (number and int(number))
+    assert failed["failure"]["message"]
+    assert results["onnxruntime-fp32"]["status"] == "ok"
+    assert len(results["onnxruntime-fp32"]["rounds_s"]) == 3
+
+
+def test_the_failure_repeats_the_last_words_of_the_process(artifact, tmp_path):
+    code = "import os, sys\nsys.stderr.write('version 10, at most 6\\n')\nsys.stderr.flush()\nos.abort()"
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code))
+    failure = ask(artifact, request, tmp_path)["candidates"]["torchscript-fp32"]["failure"]
+    assert failure["message"] == "the process ended by SIGABRT; it said: version 10, at most 6"
+
+
+def test_a_library_that_prints_does_not_break_the_protocol(artifact, tmp_path):
+    code = "import os\nprint('{\"done\": true}', flush=True)\nos.write(1, b'noise\\n' * 20000)"
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code))
+    results = ask(artifact, request, tmp_path)["candidates"]
+    assert [r["status"] for r in results.values()] == ["ok", "ok"]
+
+
+def test_total_s_ends_everything(artifact, tmp_path):
+    code = "import time\ntime.sleep(600)"
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), total_s=3)
+    results = ask(artifact, request, tmp_path)["candidates"]
+    assert results["torchscript-fp32"]["failure"]["kind"] == "timeout"
+
+
+def test_no_child_outlives_the_runner(artifact, tmp_path):
+    pid_file = tmp_path / "pid"
+    code = f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "q.json").write_text(json.dumps(request))
+    argv = [sys.executable, str(artifact.folder / "onboard.pyz"), "run", str(tmp_path / "q.json"), "unused"]
+    runner = subprocess.Popen(argv, cwd=tmp_path)
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    runner.kill()
+    runner.wait()
+    wait_until(lambda: not is_running(int(pid_file.read_text())))
+
+
+def wait_until(condition, timeout_s: float = 20) -> None:
+    import time
+
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def only(artifact: Artifact, tmp_path: Path, name: str = "onnxruntime-fp32", **changes) -> dict:
+    """The result of one candidate, its fields changed by `changes`, for a request of just this one."""
+    request = request_of(artifact, tmp_path / "out")
+    chosen = [c for c in request["candidates"] if c["name"] == name][0]
+    request["candidates"] = [{**chosen, **changes}]
+    return ask(artifact, request, tmp_path)["candidates"][name]
+
+
+def test_a_full_disk_is_said(artifact, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "onnxruntime-fp32.bin").symlink_to("/dev/full")
+    failure = only(artifact, tmp_path)["failure"]
+    assert failure["kind"] == "space"
+    assert "the disk of the device is full" in failure["message"]
+
+
+def test_no_space_for_the_response_is_an_exit_status(artifact, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "q.json").write_text(json.dumps(request_of(artifact, tmp_path / "out", candidates=[])))
+    (tmp_path / "r.json.part").symlink_to("/dev/full")
+    argv = [sys.executable, str(artifact.folder / "onboard.pyz"), "run"]
+    done = subprocess.run([*argv, str(tmp_path / "q.json"), str(tmp_path / "r.json")], capture_output=True)
+    assert done.returncode == 28
+    assert b"No space left on device" in done.stderr and b"Traceback" not in done.stderr
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_an_unknown_runtime_and_an_unbuilt_engine_are_said(artifact, tmp_path):
+    assert "built on the device" in only(artifact, tmp_path, runtime="tensorrt")["failure"]["message"]
+    failure = only(artifact, tmp_path, runtime="tflite")["failure"]
+    assert failure["kind"] == "missing-runtime" and "'tflite'" in failure["message"]
+
+
+@pytest.mark.parametrize("name, file", [("onnxruntime-fp32", "broken.onnx"), ("torchscript-fp32", "broken.pt")])
+@pytest.mark.parametrize("content", [b"", b"\x08\x07garbage" * 100, "half"], ids=["empty", "garbage", "half"])
+def test_a_broken_model_file_is_a_load_failure(artifact, tmp_path, name, file, content):
+    if content == "half":
+        whole = (artifact.folder / file.replace("broken", "float")).read_bytes()
+        content = whole[: len(whole) // 2]
+    (artifact.folder / file).write_bytes(content)
+    failure = only(artifact, tmp_path, name, file=file)["failure"]
+    assert failure["kind"] == "load" and failure["message"]
+
+
+def test_a_missing_model_file_is_a_load_failure(artifact, tmp_path):
+    assert only(artifact, tmp_path, file="gone.onnx")["failure"]["kind"] == "load"
+
+
+def test_outputs_of_another_dtype_are_refused(artifact, tmp_path):
+    """An index output that is declared int64 and comes as int32 must not pass for equal."""
+    node = helper.make_node("Cast", ["x"], ["output"], to=TensorProto.INT32)
+    graph = helper.make_graph(
+        [node], "cast", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("output", TensorProto.INT32, ["n", 4])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, artifact.folder / "cast.onnx")
+    request = request_of(artifact, tmp_path / "out")
+    request["candidates"] = [{**request["candidates"][0], "file": "cast.onnx"}]
+    request["outputs"] = [{"name": "output", "dtype": "int64", "shape": ["n", 4]}]
+    failure = ask(artifact, request, tmp_path)["candidates"]["onnxruntime-fp32"]["failure"]
+    assert failure == {
+        "kind": "run", "message": "output 'output' is int32, the manifest says int64", "signal": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, said", [(["n", 4], "(n, 4)"), (["n", 3, 1], "(n, 3, 1)"), (["n"], "(n)")])
+def test_outputs_of_another_shape_are_refused(artifact, tmp_path, shape, said):
+    request = request_of(artifact, tmp_path / "out")
+    request["outputs"] = [{"name": "output", "dtype": "float32", "shape": shape}]
+    for result in ask(artifact, request, tmp_path)["candidates"].values():
+        assert result["failure"]["kind"] == "run"
+        assert result["failure"]["message"] == f"output 'output' has shape (2, 3), the manifest says {said}"
+
+
+def test_a_model_with_other_names_is_a_load_failure(artifact, tmp_path):
+    request = request_of(artifact, tmp_path / "out")
+    request["outputs"] = [{"name": "scores", "dtype": "float32", "shape": ["n", 3]}]
+    failure = ask(artifact, request, tmp_path)["candidates"]["onnxruntime-fp32"]["failure"]
+    assert failure["kind"] == "load" and "scores" in failure["message"]
+
+
+def test_a_feed_that_is_cut_off_is_a_run_failure(artifact, tmp_path):
+    request = request_of(artifact, tmp_path / "out")
+    request["candidates"] = request["candidates"][:1]
+    request["feeds"][0]["inputs"]["x"]["offset"] += 10**6
+    failure = ask(artifact, request, tmp_path)["candidates"]["onnxruntime-fp32"]["failure"]
+    assert failure["kind"] == "run" and "ends inside a tensor" in failure["message"]
+
+
+def change(key, value):
+    return lambda request: request.update({key: value})
+
+
+BAD = {
+    "protocol": (change("protocol", 2), "protocol 1, the request is of 2"),
+    "missing": (lambda r: r.pop("feeds"), "missing key 'feeds'"),
+    "unknown": (change("thread", 2), "unknown key 'thread'"),
+    "type": (change("timeout_s", "long"), "'timeout_s' is of the wrong type"),
+    "bool": (change("threads", True), "'threads' is of the wrong type"),
+    "candidate": (change("candidates", [{"name": "a", "file": "b"}]), "candidates: missing key 'runtime'"),
+    "name": (lambda r: r["candidates"][0].update(name="../x"), "not a plain name"),
+    "file": (lambda r: r["candidates"][0].update(file="../../etc/passwd"), "leaves the folder"),
+    "absolute": (change("op_libraries", ["/tmp/x.so"]), "leaves the folder"),
+    "input": (lambda r: r["feeds"][0]["inputs"].clear(), "lacks input 'x'"),
+    "measure": (change("measure", {**MEASURE, "feed": "none"}), "there is no feed 'none'"),
+    "rounds": (change("measure", {**MEASURE, "rounds": 0}), "'rounds' must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("spoil, said", BAD.values(), ids=BAD)
+def test_a_wrong_request_is_answered(artifact, tmp_path, spoil, said):
+    request = request_of(artifact, tmp_path / "out")
+    spoil(request)
+    response = ask(artifact, request, tmp_path)
+    assert response["failure"]["kind"] == "request"
+    assert said in response["failure"]["message"]
+    assert response["candidates"] == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+def test_a_request_that_is_no_json_object_is_answered(artifact, tmp_path, text):
+    (tmp_path / "q.json").write_bytes(text.encode("latin-1"))
+    argv = [sys.executable, str(artifact.folder / "onboard.pyz"), "run"]
+    subprocess.run([*argv, str(tmp_path / "q.json"), str(tmp_path / "r.json")], check=True)
+    assert json.loads((tmp_path / "r.json").read_text())["failure"]["kind"] == "request"
+
+
+@pytest.mark.parametrize("argv", [[], ["run"], ["walk", "a", "b"], ["environment", "x"]])
+def test_a_wrong_command_line_is_usage(artifact, argv):
+    done = subprocess.run([sys.executable, str(artifact.folder / "onboard.pyz"), *argv], capture_output=True)
+    assert done.returncode == 2 and done.stderr.startswith(b"usage:")
