@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ def absent(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"in CI this must be there: {reason}")
     pytest.skip(reason)
+
+
+def wait_until(condition, within_s: float = 5) -> bool:
+    """True as soon as `condition()` holds, False where it does not within `within_s`."""
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())
 
 
 @pytest.fixture(scope="session")

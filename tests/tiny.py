@@ -64,7 +64,7 @@ def onnx_model() -> onnx.ModelProto:
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n", 3])],
         [numpy_helper.from_array(value, name) for name, value in weights().items()],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
     onnx.checker.check_model(model, full_check=True)
     return model
 
@@ -86,19 +86,29 @@ def write_torchscript(path: Path) -> None:
         torch.jit.save(torch.jit.freeze(traced), str(path))
 
 
-def tiny_artifact(folder: Path | str, *, torchscript: bool = True, name: str = "tiny", **changes) -> Artifact:
+def tiny_artifact(
+    folder: Path | str,
+    *,
+    torchscript: bool = True,
+    name: str = "tiny",
+    extra: dict[str, bytes] | None = None,
+    **changes,
+) -> Artifact:
     """The artifact `folder`/NAME.edgeopt, candidates 'onnxruntime-fp32' and 'torchscript-fp32'.
 
-    `torchscript=False` leaves the second out and does not import torch. `changes` replace manifest fields.
+    `torchscript=False` leaves the second out and does not import torch. `extra` are further files by name,
+    `changes` replace fields of the manifest.
     """
     staging = Path(folder) / f".{name}.staging"
     staging.mkdir(parents=True)
     onnx.save(onnx_model(), staging / "float.onnx")
-    candidates = [candidate("onnxruntime-fp32", "onnxruntime", "float.onnx", opset=17)]
+    candidates = [candidate("onnxruntime-fp32", "onnxruntime", "float.onnx", opset=13)]
     if torchscript:
         write_torchscript(staging / "float.pt")
         candidates.append(candidate("torchscript-fp32", "torchscript", "float.pt"))
     write_zipapp(staging)
+    for file, data in (extra or {}).items():
+        (staging / file).write_bytes(data)
     reference = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     fields = {
         "name": name, "profile": "x86-cpu", "target": {"kind": "cpu", "arch": "x86_64"},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-from dataclasses import dataclass
 
 from edgeopt.errors import LoweringError
 from edgeopt.program import ExportedGraph, OnnxGraph, Program
@@ -35,9 +34,7 @@ class Backend(Protocol):
         """Why this backend cannot take `program` to `profile`'s target; empty where it can. Writes nothing."""
         ...
 
-    def lower(
-        self, program: Program, profile: Profile, out: Path, *, target_python: str | None = None
-    ) -> Lowered:
+    def lower(self, program: Program, profile: Profile, out: Path, *, target_python: str | None = None) -> Lowered:
         """Write the files into `out` and name the candidates; what fails comes back as `refused`, with its reason.
 
         `target_python`: an interpreter that has the target's torch, for test-loading.
@@ -45,9 +42,10 @@ class Backend(Protocol):
         ...
 
 
-def is_integer(program: Program) -> bool:
-    """Whether the program holds integer arithmetic: Q/DQ operators or integer kernels."""
-    return isinstance(program, ExportedGraph | OnnxGraph) and program.integer
+def precision_of(program: Program) -> str:
+    """'int8' where the program holds integer arithmetic (Q/DQ operators or integer kernels), else 'fp32'."""
+    integer = isinstance(program, ExportedGraph | OnnxGraph) and program.integer
+    return "int8" if integer else "fp32"
 
 
 def refusal(candidate: str, why: LoweringError | str) -> Lowered:

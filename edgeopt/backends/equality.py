@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from edgeopt.backends.onnx_file import first_line
 from edgeopt.errors import LoweringError
-from edgeopt.program import Program, graph
+from edgeopt.program import ExportedGraph, Program, ScriptGraph, graph
 from edgeopt.runtime import compare
 from edgeopt.spec.manifest import Tolerance
 
@@ -40,12 +42,23 @@ def cases(program: Program) -> Iterator[Case]:
         yield Case(graph.synthetic(signature, sizes, seed), words)
 
 
+def expected(program: ExportedGraph | ScriptGraph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of the program's own module. LoweringError where it fails for these sizes, which capture allowed."""
+    signature = program.signature
+    try:
+        with torch.no_grad():
+            return graph.to_arrays(signature, program.module(*graph.to_tensors(signature, inputs)))
+    except Exception as why:  # whatever the graph's operators raise
+        shapes = ", ".join(f"{name}{list(value.shape)}" for name, value in inputs.items())
+        raise LoweringError(f"the program itself fails for {shapes}: {first_line(why)}") from why
+
+
 def require(
-    expected: dict[str, np.ndarray], found: dict[str, np.ndarray], *, words: str, file: str, integer: bool
+    reference: dict[str, np.ndarray], found: dict[str, np.ndarray], *, words: str, file: str, integer: bool
 ) -> None:
-    """LoweringError that names the output where `found` is not `expected`: shapes, dtypes, values."""
-    for name, reference in expected.items():
-        reason = _difference(name, reference, found[name], integer)
+    """LoweringError that names the output where `found` is not `reference`: shapes, dtypes, values."""
+    for name, wanted in reference.items():
+        reason = _difference(name, wanted, found[name], integer)
         if reason:
             raise LoweringError(f"the file gives other values than the model {words}: {reason}", where=file)
 

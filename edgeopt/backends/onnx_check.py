@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 
 from edgeopt.backends import equality
+from edgeopt.backends.backend import precision_of
 from edgeopt.backends.onnx_file import first_line
 from edgeopt.errors import LoweringError
-from edgeopt.program import ExportedGraph, OnnxGraph, graph
+from edgeopt.program import OnnxGraph, Program
 
 
-def compare(program: ExportedGraph | OnnxGraph, path: Path) -> None:
+def compare(program: Program, path: Path) -> None:
     """LoweringError, naming output and sizes, where the file does not compute what the program does.
 
     An integer program is compared without the runtime's graph optimizations: what the fused integer kernels of
@@ -21,7 +23,8 @@ def compare(program: ExportedGraph | OnnxGraph, path: Path) -> None:
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # failures come as exceptions; the log would repeat them on the user's screen
-    if program.integer:
+    integer = precision_of(program) == "int8"
+    if integer:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = _session(str(path), options, path.name)
     original = None
@@ -29,11 +32,20 @@ def compare(program: ExportedGraph | OnnxGraph, path: Path) -> None:
         original = _session(program.model.SerializeToString(), options, "the model given")
     for case in equality.cases(program):
         if original is None:
-            expected = graph.run(program, case.inputs)
+            expected = equality.expected(program, case.inputs)
         else:
             expected = _run(original, case.inputs, program.signature.output_names, "the model given")
         found = _run(session, case.inputs, program.signature.output_names, path.name)
-        equality.require(expected, found, words=case.words, file=path.name, integer=program.integer)
+        equality.require(expected, found, words=case.words, file=path.name, integer=integer)
+
+
+def require_integer_weights(path: Path) -> None:
+    """LoweringError where a weight is stored as float and quantized when the file runs: four times its size."""
+    model = onnx.load(path, load_external_data=False)
+    stored = {t.name for t in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "QuantizeLinear" and node.input[0] in stored:
+            raise LoweringError(f"the quantized weight '{node.input[0]}' is stored as float", where=path.name)
 
 
 def _session(model: str | bytes, options: onnxruntime.SessionOptions, name: str) -> onnxruntime.InferenceSession:

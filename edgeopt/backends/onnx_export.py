@@ -18,19 +18,19 @@ import onnx
 import torch
 
 from edgeopt import digest
-from edgeopt.backends import onnx_check, onnx_file, onnx_legacy, opset
+from edgeopt.backends import onnx_check, onnx_file, onnx_legacy, opset, torchscript
+from edgeopt.backends.backend import precision_of
 from edgeopt.backends.onnx_file import OnnxFile
 from edgeopt.errors import LoweringError
-from edgeopt.program import ExportedGraph, OnnxGraph, Signature, graph
-
-log = logging.getLogger("edgeopt")
+from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature, graph
+from edgeopt.progress import log
 
 # torch 2.11 to 2.13: its operators are written for 18, and 20 is what it gives when it is not asked.
 EXPORTER_OLDEST, EXPORTER_NEWEST = 18, 20
 
 
 def write(
-    program: ExportedGraph | OnnxGraph,
+    program: Program,
     out: Path,
     *,
     opset_max: int,
@@ -42,7 +42,7 @@ def write(
     but the program, and onnxruntime gives the program's outputs with it. Weights beyond `inline_limit_bytes` lie in
     a second file. Raises LoweringError, and leaves no file, where no way leads there.
     """
-    path = out / ("int8.onnx" if program.integer else "float.onnx")
+    path = out / ("int8.onnx" if precision_of(program) == "int8" else "float.onnx")
     source = digest.of_value([_digest(program), opset_max, inline_limit_bytes])
     if onnx_file.source_of(path) == source:
         return onnx_file.read_back(path)
@@ -66,18 +66,22 @@ def write(
     )
 
 
-def _proved(program: ExportedGraph | OnnxGraph, path: Path, opset_max: int) -> OnnxFile:
+def _proved(program: Program, path: Path, opset_max: int) -> OnnxFile:
     file = onnx_file.read_back(path)
     if file.opset > opset_max:
         raise LoweringError(f"the file has opset {file.opset}, the target reads {opset_max}", where=path.name)
     onnx_file.check_interface(file, program.signature)
+    if isinstance(program, ExportedGraph) and program.integer:
+        onnx_check.require_integer_weights(path)
     onnx_check.compare(program, path)
     return file
 
 
-def _ways(program: ExportedGraph | OnnxGraph) -> tuple[Callable[..., onnx.ModelProto], ...]:
+def _ways(program: Program) -> tuple[Callable[..., onnx.ModelProto], ...]:
     if isinstance(program, OnnxGraph):
         return (_as_given,)
+    if isinstance(program, ScriptGraph):
+        return (_by_legacy_exporter,)
     return (_by_exporter, _by_legacy_exporter)
 
 
@@ -102,10 +106,12 @@ def _by_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
     return opset.lowered(written.model_proto, opset_max)
 
 
-def _by_legacy_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
+def _by_legacy_exporter(program: ExportedGraph | ScriptGraph, opset_max: int) -> onnx.ModelProto:
     with _quiet():
         try:
             return onnx_legacy.exported(program, min(opset_max, onnx_legacy.NEWEST))
+        except LoweringError:
+            raise
         except Exception as why:
             raise LoweringError(f"torch's older ONNX exporter cannot write {_culprit(why)}") from why
 
@@ -133,11 +139,13 @@ def _culprit(why: BaseException) -> str:
     return f"this graph: {onnx_file.first_line(why)}"
 
 
-def _digest(program: ExportedGraph | OnnxGraph) -> str:
+def _digest(program: Program) -> str:
     """sha256 of what the file depends on: graph, weights and signature."""
     signature = _signature_text(program.signature)
     if isinstance(program, OnnxGraph):
         return digest.of_value([signature, onnx_file.digest_of(program.model)])
+    if isinstance(program, ScriptGraph):
+        return digest.of_value([signature, torchscript.digest_of(program)])
     parts = [signature]
     for name, module in program.module.named_modules():
         if isinstance(module, torch.fx.GraphModule):

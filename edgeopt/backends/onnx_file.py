@@ -49,6 +49,8 @@ def clean(model: onnx.ModelProto, signature: Signature, source: str) -> onnx.Mod
     """
     model = _copy(model)
     _forget(model)
+    _drop_inputs_with_values(model.graph)
+    _require_names(model.graph, signature)
     _name_axes(model.graph, signature)
     model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.metadata_props.add(key=_SOURCE, value=source)
@@ -72,9 +74,7 @@ def read_back(path: Path) -> OnnxFile:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as why:
         raise LoweringError(f"the ONNX checker refuses the file: {first_line(why)}", where=path.name) from why
     model = onnx.load(path, load_external_data=False)
-    external = sorted(
-        {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
-    )
+    external = sorted({e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"})
     return OnnxFile(
         name=path.name,
         files=(path.name, *external),
@@ -100,13 +100,13 @@ def remove(path: Path) -> None:
 
 
 def check_interface(file: OnnxFile, signature: Signature) -> None:
-    """LoweringError unless the file's inputs and outputs are the signature's: names, order, dtypes, shapes."""
+    """LoweringError unless the file's inputs and outputs are the signature's: names, dtypes, shapes."""
     for what, found, wanted in (
         ("inputs", file.inputs, signature.inputs),
         ("outputs", file.outputs, signature.outputs),
     ):
         expected = tuple(_fixed(spec, signature) for spec in wanted)
-        if found != expected:
+        if sorted(found, key=_name) != sorted(expected, key=_name):
             raise LoweringError(
                 f"the ONNX file's {what} are {_text(found)} where the model's are {_text(expected)}", where=file.name
             )
@@ -166,13 +166,39 @@ def _forget_nodes(nodes) -> None:
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
+def _drop_inputs_with_values(graph: onnx.GraphProto) -> None:
+    """Files of IR 3 list weights among their inputs."""
+    weights = {t.name for t in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _require_names(graph: onnx.GraphProto, signature: Signature) -> None:
+    for what, values, names in (
+        ("inputs", graph.input, signature.input_names),
+        ("outputs", graph.output, signature.output_names),
+    ):
+        found = [value.name for value in values]
+        if sorted(found) != sorted(names):
+            raise LoweringError(f"the ONNX graph's {what} are {', '.join(found)}, the model's are {', '.join(names)}")
+
+
 def _name_axes(graph: onnx.GraphProto, signature: Signature) -> None:
-    """Write the signature's names over the exporter's; a size that the file fixes stays, for the check to see."""
-    for values, specs in ((graph.input, signature.inputs), (graph.output, signature.outputs)):
-        for value, spec in zip(values, specs, strict=False):
-            for dim, size in zip(value.type.tensor_type.shape.dim, spec.shape, strict=False):
-                if isinstance(size, str) and not dim.HasField("dim_value"):
-                    dim.dim_param = size
+    """Write the signature's names over the exporter's.
+
+    A size that the file fixes for an input stays, for the check to see. The shapes of outputs are the signature's:
+    files of other people declare wrong ones or none, and the comparison of values finds what is untrue.
+    """
+    inputs = {spec.name: spec for spec in signature.inputs}
+    for value in graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=False):
+            if isinstance(size, str) and not dim.HasField("dim_value"):
+                dim.dim_param = size
+    outputs = {spec.name: _fixed(spec, signature) for spec in signature.outputs}
+    for value in graph.output:
+        kind = value.type.tensor_type.elem_type
+        value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, outputs[value.name].shape))
 
 
 def _fixed(spec: TensorSpec, signature: Signature) -> TensorSpec:
@@ -191,6 +217,10 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
             todo="cast it in the model",
         )
     return TensorSpec(name=value.name, dtype=_DTYPES[kind.elem_type], shape=shape)
+
+
+def _name(spec: TensorSpec) -> str:
+    return spec.name
 
 
 def _text(specs: tuple[TensorSpec, ...]) -> str:

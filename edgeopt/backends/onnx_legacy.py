@@ -6,41 +6,109 @@ fake-quantize operators as Q/DQ with integer weights, so each pair is replaced b
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import operator
+import os
+from collections.abc import Iterator
 
+import numpy as np
 import onnx
 import torch
+from onnx import helper, numpy_helper
 from torch.fx import GraphModule, Node
 
 from edgeopt.backends import torchscript
+from edgeopt.backends.opset_rewrites import constants_of, drop_unused
 from edgeopt.errors import LoweringError
-from edgeopt.program import ExportedGraph, graph
+from edgeopt.program import ExportedGraph, ScriptGraph, Signature, graph
 
 NEWEST = 17  # it goes on to 20, and for those the newer exporter is the one that is kept up
 
 
-def exported(program: ExportedGraph, opset_version: int) -> onnx.ModelProto:
+def exported(program: ExportedGraph | ScriptGraph, opset_version: int) -> onnx.ModelProto:
     """The program at `opset_version`, 7 to 20. Raises what the exporter raises, and LoweringError."""
-    module = fake_quantized(program.module) if program.integer else program.module
     signature = program.signature
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed=0)
     written = io.BytesIO()
-    torch.onnx.export(
-        torchscript.scripted(module),
-        tuple(graph.to_tensors(signature, example)),
-        written,
-        dynamo=False,
-        opset_version=opset_version,
-        input_names=signature.input_names,
-        output_names=signature.output_names,
-        dynamic_axes={
-            spec.name: {i: size for i, size in enumerate(spec.shape) if isinstance(size, str)}
-            for spec in (*signature.inputs, *signature.outputs)
-        },
-    )
-    return onnx.load_from_string(written.getvalue())
+    script = _script(program)
+    with _no_dump():
+        torch.onnx.export(
+            script,
+            tuple(graph.to_tensors(signature, example)),
+            written,
+            dynamo=False,
+            opset_version=opset_version,
+            input_names=signature.input_names,
+            output_names=signature.output_names,
+            dynamic_axes={
+                spec.name: {i: size for i, size in enumerate(spec.shape) if isinstance(size, str)}
+                for spec in (*signature.inputs, *signature.outputs)
+            },
+        )
+    model = onnx.load_from_string(written.getvalue())
+    _keep_unused_inputs(model.graph, signature)
+    _store_integers(model.graph)
+    return model
+
+
+@contextlib.contextmanager
+def _no_dump() -> Iterator[None]:
+    """The graph that the exporter prints when it fails goes nowhere.
+
+    It is printed by C++ whatever 'verbose' says (the exporter takes a function for its result), past sys.stdout.
+    """
+    torch._C._jit_set_onnx_log_output_stream("stderr")
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        torch._C._jit_set_onnx_log_output_stream("stdout")
+
+
+def _script(program: ExportedGraph | ScriptGraph) -> torch.jit.ScriptModule:
+    if isinstance(program, ScriptGraph):
+        return program.module
+    return torchscript.scripted(fake_quantized(program.module) if program.integer else program.module)
+
+
+def _keep_unused_inputs(graph: onnx.GraphProto, signature: Signature) -> None:
+    """The exporter drops inputs that nothing reads; a caller passes them all the same."""
+    there = {value.name: value for value in graph.input}
+    inputs = [
+        there.get(spec.name)
+        or helper.make_tensor_value_info(
+            spec.name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), list(spec.shape)
+        )
+        for spec in signature.inputs
+    ]
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _store_integers(graph: onnx.GraphProto) -> None:
+    """QuantizeLinear of a stored weight is computed now, as ONNX defines it, and the float weight goes."""
+    stored = {t.name: t for t in graph.initializer}
+    values = {**{k: numpy_helper.to_array(t) for k, t in stored.items()}, **constants_of(graph)}
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input[0] in values:  # of equal zero points one is kept
+            values[node.output[0]] = values[node.input[0]]
+    for node in [n for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] in stored]:
+        weight, scale, zero = (values[name] for name in node.input)
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+        if scale.ndim:
+            along = [-1 if i == axis else 1 for i in range(weight.ndim)]
+            scale, zero = scale.reshape(along), zero.reshape(along)
+        limits = np.iinfo(zero.dtype)
+        integers = np.clip(np.rint(weight / scale) + zero, limits.min, limits.max).astype(zero.dtype)
+        graph.initializer.append(numpy_helper.from_array(integers, node.output[0]))
+        graph.node.remove(node)
+    drop_unused(graph)
 
 
 def fake_quantized(module: GraphModule) -> GraphModule:

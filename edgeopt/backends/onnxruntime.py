@@ -1,36 +1,30 @@
-"""onnxruntime on the CPU: `float.onnx` or `int8.onnx`, and the session's options as flags."""
+"""onnxruntime: `float.onnx` or `int8.onnx`, and the session's options as flags."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from edgeopt.backends import onnx_export
-from edgeopt.backends.backend import Lowered, is_integer, refusal
+from edgeopt.backends.backend import Lowered, precision_of, refusal
 from edgeopt.errors import LoweringError
-from edgeopt.program import Program, ScriptGraph
+from edgeopt.program import Program
 from edgeopt.spec.manifest import Candidate
 from edgeopt.spec.profile import Profile
+from edgeopt.spec.profile_checks import refusal as cannot
 
 runtime = "onnxruntime"
 
-# The keys that the runner's adaptor sets on a session; threads are left to the runner, which knows the device.
-SESSION_OPTIONS = {
-    "intra_op_threads": None,
-    "graph_optimization": "all",
-    "providers": ["CPUExecutionProvider"],
-}
-
 
 def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
-    """A program that exists only as TorchScript has no ONNX form."""
-    if isinstance(program, ScriptGraph):
-        return ("the model could only be captured as TorchScript, which has no ONNX form",)
-    return ()
+    """A precision that onnxruntime's kernels on the target do not have."""
+    reason = cannot(precision_of(program), runtime, profile.target)
+    return (reason,) if reason else ()
 
 
 def lower(program: Program, profile: Profile, out: Path, *, target_python: str | None = None) -> Lowered:
     """The candidate 'onnxruntime-fp32' or 'onnxruntime-int8'."""
-    precision = "int8" if is_integer(program) else "fp32"
+    precision = precision_of(program)
     name = f"{runtime}-{precision}"
     reasons = refusals(program, profile)
     if reasons:
@@ -40,6 +34,19 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
     except LoweringError as why:
         return refusal(name, why)
     candidate = Candidate(
-        name=name, runtime=runtime, precision=precision, file=file.name, flags=SESSION_OPTIONS, opset=file.opset
+        name=name, runtime=runtime, precision=precision, file=file.name, flags=_options(profile), opset=file.opset
     )
     return Lowered(files=file.files, candidates=(candidate,))
+
+
+def _options(profile: Profile) -> dict[str, Any]:
+    """The keys that the runner sets on a session. Threads are left to the runner, which knows the device.
+
+    On a Jetson onnxruntime serves the CPU: its CUDA build is not among NVIDIA's packages.
+    """
+    on_gpu = profile.target.kind == "desktop"
+    return {
+        "intra_op_threads": None,
+        "graph_optimization": "all",
+        "providers": [*(["CUDAExecutionProvider"] if on_gpu else []), "CPUExecutionProvider"],
+    }

@@ -8,13 +8,11 @@ refused by name. The result is for a checker and a runtime to prove: see `onnx_e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 from onnx import inliner, version_converter
 
 from edgeopt.backends.onnx_file import first_line, opset_of
-from edgeopt.backends.opset_rewrites import REWRITES, Context, constants_of
+from edgeopt.backends.opset_rewrites import REWRITES, Context, constants_of, drop_unused, nodes_of
 from edgeopt.errors import LoweringError
 
 OLDEST = 13  # what TensorRT 8.0 to 8.2 parse; a target that reads less has no backend here
@@ -43,17 +41,39 @@ def _inlined(model: onnx.ModelProto, opset_max: int) -> onnx.ModelProto:
     """The model's own functions, and operators that the older opset lacks, replaced by their bodies."""
     if model.functions:
         model = inliner.inline_local_functions(model)
-    version = opset_of(model)
+    while bodies := _with_bodies(model, opset_max):  # a body may hold operators that are missing too
+        try:
+            model = inliner.inline_selected_functions(
+                _typed(model), [("", op) for op in bodies], inline_schema_functions=True
+            )
+        except RuntimeError as why:  # the inliner's C++ assertions
+            raise LoweringError(
+                f"the operator '{bodies[0]}' came after opset {opset_max} and cannot be written by others: "
+                f"{first_line(why)}"
+            ) from why
+    return model
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the types of its values, weights included, on which some bodies depend."""
+    model = onnx.shape_inference.infer_shapes(model)
+    known = {value.name for value in (*model.graph.value_info, *model.graph.input)}
+    for tensor in model.graph.initializer:
+        if tensor.name not in known:
+            kind = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            model.graph.value_info.append(kind)
+    return model
+
+
+def _with_bodies(model: onnx.ModelProto, opset_max: int) -> list[str]:
+    """The operators in `model` that the older opset lacks and that onnx defines by others."""
     missing = {
         node.op_type
-        for node in _nodes(model.graph)
+        for node in nodes_of(model.graph)
         if node.domain in _DOMAINS and node.op_type not in REWRITES and _lacks(node.op_type, opset_max)
     }
-    bodies = sorted(op for op in missing if _has_body(op, version))
-    if not bodies:
-        return model
-    model = onnx.shape_inference.infer_shapes(model)  # some bodies depend on the types of their inputs
-    return inliner.inline_selected_functions(model, [("", op) for op in bodies], inline_schema_functions=True)
+    version = opset_of(model)
+    return sorted(op for op in missing if _has_body(op, version))
 
 
 def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
@@ -69,7 +89,7 @@ def _rewritten(model: onnx.ModelProto, opset_max: int) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _rewrite(copy.graph, Context.of(copy, opset_max))
-    _drop_unused(copy.graph)
+    drop_unused(copy.graph)
     for entry in copy.opset_import:
         if entry.domain in _DOMAINS:
             entry.version = opset_max
@@ -95,9 +115,7 @@ def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
     if rewrite is not None and context.opset < changed_in:
         return rewrite(node, context)
     if _lacks(node.op_type, context.opset):
-        raise LoweringError(
-            f"the operator '{node.op_type}' came after opset {context.opset} (node '{node.name}')"
-        )
+        raise LoweringError(f"the operator '{node.op_type}' came after opset {context.opset} (node '{node.name}')")
     return [node]
 
 
@@ -112,23 +130,3 @@ def _lacks(op: str, version: int) -> bool:
 def _has_body(op: str, version: int) -> bool:
     schema = onnx.defs.get_schema(op, version, "")
     return schema.has_function or schema.has_context_dependent_function
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(attribute.g)
-
-
-def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Constants whose only reader took their value into an attribute."""
-    used = {name for node in _nodes(graph) for name in node.input}
-    used.update(value.name for node in _nodes(graph) for a in node.attribute for value in a.g.output)
-    used.update(value.name for value in graph.output)
-    kept = [t for t in graph.initializer if t.name in used]
-    nodes = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]
-    del graph.initializer[:], graph.node[:]
-    graph.initializer.extend(kept)
-    graph.node.extend(nodes)

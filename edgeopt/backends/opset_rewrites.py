@@ -7,7 +7,7 @@ and meanings are those of onnx's Operators.md and Changelog.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,27 @@ def constants_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     return small
 
 
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The graph's nodes and those of its inner graphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes_of(attribute.g)
+
+
+def drop_unused(graph: onnx.GraphProto) -> None:
+    """Drop constants that nothing reads any more."""
+    used = {name for node in nodes_of(graph) for name in node.input}
+    used.update(value.name for node in nodes_of(graph) for a in node.attribute for value in a.g.output)
+    used.update(value.name for value in graph.output)
+    kept = [t for t in graph.initializer if t.name in used]
+    nodes = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]
+    del graph.initializer[:], graph.node[:]
+    graph.initializer.extend(kept)
+    graph.node.extend(nodes)
+
+
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
@@ -118,6 +139,9 @@ def _reduce(node: onnx.NodeProto, context: Context) -> Nodes:
             raise context.refuse(node, "axes that are computed")
         axes = context.constants[node.input[1]]
     if axes.size == 0 and noop:
+        if node.op_type not in ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"):
+            # the text says that nothing is reduced, and onnxruntime still takes the square, the logarithm ...
+            raise context.refuse(node, "noop_with_empty_axes")
         return [helper.make_node("Identity", [node.input[0]], list(node.output), name=node.name)]
     if axes.size:
         attributes["axes"] = [int(a) for a in axes.reshape(-1)]
@@ -177,15 +201,15 @@ def _scatter(node: onnx.NodeProto, context: Context) -> Nodes:
 def _shape(node: onnx.NodeProto, context: Context) -> Nodes:
     """15 lets Shape give a range of the sizes."""
     attributes = _attributes(node)
-    if not attributes:
-        return [node]
+    if attributes.get("start", 0) == 0 and "end" not in attributes:
+        return [_node(node, list(node.input), {})]
     whole, name = f"{node.output[0]}_whole", node.output[0]
     start, end = attributes.get("start", 0), attributes.get("end", np.iinfo(np.int64).max)
     return [
         helper.make_node("Shape", [node.input[0]], [whole], name=node.name),
         _constant(f"{name}_start", np.asarray([start], np.int64)),
         _constant(f"{name}_end", np.asarray([end], np.int64)),
-        helper.make_node("Slice", [whole, f"{name}_start", f"{name}_end"], [name], name=f"{node.name}_range"),
+        helper.make_node("Slice", [whole, f"{name}_start", f"{name}_end"], [name], name=f"{name}_range"),
     ]
 
 
@@ -215,7 +239,7 @@ def _layer_normalization(node: onnx.NodeProto, context: Context) -> Nodes:
 
     def add(op: str, inputs: list[str], suffix: str, **given: Any) -> str:
         name = f"{out}_{suffix}" if suffix else out
-        nodes.append(helper.make_node(op, inputs, [name], name=f"{node.name}_{suffix}" if suffix else node.name, **given))
+        nodes.append(helper.make_node(op, inputs, [name], name=name, **given))
         return name
 
     mean = add("ReduceMean", [x], "mean", axes=axes, keepdims=1)

@@ -12,20 +12,21 @@ from edgeopt.errors import LoweringError
 
 # `___torch_mangle_7`: a count of the classes that this process has compiled before.
 _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
+_NOT_ASCII = re.compile(r"\w*[^\W\x00-\x7f]\w*")
 _WRITTEN_BY_THE_WRITER = (".data/serialization_id",)
 
 
 def normalise(path: Path) -> None:
     """Rewrite the TorchScript file at `path` without debug records (stack traces with this machine's paths).
 
-    The names of classes that the process's history numbers are numbered from 0. Raises LoweringError where the code
-    holds a name outside ASCII, which torch cannot read back (pytorch issue 73608).
+    Names of classes that the process's history numbers are numbered from 0, and local names outside ASCII replaced.
+    Raises LoweringError for an attribute or a class whose name is not ASCII.
     """
     reader = torch._C.PyTorchFileReader(str(path))
     names = [n for n in reader.get_all_records() if not n.endswith(".debug_pkl") and n not in _WRITTEN_BY_THE_WRITER]
     records = {name: reader.get_record(name) for name in names}
     del reader
-    _refuse_non_ascii(records, path)
+    records = _in_ascii(records, path)
     numbers = _numbers(records)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         # The writer names the archive's root folder after the file.
@@ -51,11 +52,28 @@ def _renumber(text: bytes, numbers: dict[bytes, bytes]) -> bytes:
     return _MANGLED.sub(lambda m: b"___torch_mangle_" + numbers[m.group(1)], text)
 
 
-def _refuse_non_ascii(records: dict[str, bytes], path: Path) -> None:
-    for name, data in records.items():
-        if name.startswith("code/") and not (name + data.decode("utf-8", "replace")).isascii():
-            word = re.search(r"\w*[^\x00-\x7f]+\w*", name + data.decode("utf-8", "replace"))
-            raise LoweringError(
-                f"the name '{word.group(0) if word else name}' is not ASCII, and torch cannot load such a file again",
-                where=path.name, todo="rename it in the model",
-            )  # fmt: skip
+def _in_ascii(records: dict[str, bytes], path: Path) -> dict[str, bytes]:
+    """The records with local names outside ASCII replaced, which torch writes and cannot read (pytorch issue 73608)."""
+    return {
+        name: _local_names(name, data.decode(), path).encode() if name.startswith("code/") else data
+        for name, data in records.items()
+    }
+
+
+def _local_names(name: str, code: str, path: Path) -> str:
+    if not name.isascii():
+        raise _refused(name, path)
+    for i, word in enumerate(dict.fromkeys(_NOT_ASCII.findall(code))):
+        # an attribute's name stands in the pickled data as well, and text in quotes is the model's own
+        if re.search(rf"\.{word}\b|^ *{word} :|\"[^\"\n]*{word}", code, re.MULTILINE):
+            raise _refused(word, path)
+        code = re.sub(rf"\b{word}\b", f"renamed_{i}", code)
+    return code
+
+
+def _refused(word: str, path: Path) -> LoweringError:
+    return LoweringError(
+        f"the name '{word}' is not ASCII, and torch cannot load such a file again",
+        where=path.name,
+        todo="rename it in the model",
+    )

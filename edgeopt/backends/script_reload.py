@@ -8,34 +8,55 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from edgeopt.backends import equality
 from edgeopt.errors import LoweringError
-from edgeopt.program import ExportedGraph, ScriptGraph, graph
+from edgeopt.program import ExportedGraph, ScriptGraph
 from edgeopt.runtime import tensors, zipapp
 from edgeopt.spec.manifest import TensorRef, TensorSpec
 
 TIMEOUT_S = 600  # an emulated torch takes a minute to import
 
 
-def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str) -> None:
-    """LoweringError where `python`'s torch does not load the file or gives other outputs than the program."""
+def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str) -> str:
+    """The version of `python`'s torch, which loaded the file and gave the program's outputs; else LoweringError."""
     cases = list(equality.cases(program))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(path, folder / path.name)
-        answer = _run(folder, path.name, program, cases, python)
+        version, answer = _run(folder, path.name, program, cases, python)
         for i, case in enumerate(cases):
             refs = answer["outputs"][str(i)]
             found = {k: tensors.read(folder, TensorRef(**refs[k])) for k in program.signature.output_names}
-            expected = _expected(program, case.inputs)
-            equality.require(expected, found, words=case.words, file=path.name, integer=False)
+            wanted = equality.expected(program, case.inputs)
+            equality.require(wanted, found, words=case.words, file=path.name, integer=False)
+    return version
 
 
-def _run(folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: list, python: str) -> dict:
-    """The runner's result for the file: {"status", "failure", "outputs"}; LoweringError where it failed."""
-    request = {
+def _run(
+    folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: list[equality.Case], python: str
+) -> tuple[str, dict]:
+    """torch's version there, and the runner's result for the file as onboard/run.py describes it."""
+    asked, answered = folder / "request.json", folder / "response.json"
+    asked.write_text(json.dumps(_request(folder, file, program, cases)))
+    argv = [python, str(zipapp.write_zipapp(folder)), "run", str(asked), str(answered)]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=2 * TIMEOUT_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as why:
+        raise LoweringError(f"the file could not be test-loaded with {python}: {why}", where=file) from why
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()[-500:] or f"it ended with status {done.returncode}"
+        raise LoweringError(f"the file could not be test-loaded with {python}: {said}", where=file)
+    response = json.loads(answered.read_text())
+    version = str(response["environment"]["runtimes"].get("torch"))
+    answer = response["candidates"].get("file", {"failure": response["failure"]})
+    if answer["failure"]:
+        raise LoweringError(f"torch {version} cannot run the file: {answer['failure']['message']}", where=file)
+    return version, answer
+
+
+def _request(folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: list[equality.Case]) -> dict:
+    """The runner's request, as onboard/run.py describes it."""
+    return {
         "protocol": 1,
         "folder": str(folder),
         "out": str(folder),
@@ -48,21 +69,6 @@ def _run(folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: l
         "threads": None,
         "timeout_s": TIMEOUT_S,
     }
-    (folder / "request.json").write_text(json.dumps(request))
-    argv = [python, str(zipapp.write_zipapp(folder)), "run", str(folder / "request.json"), str(folder / "response.json")]
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=2 * TIMEOUT_S, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired) as why:
-        raise LoweringError(f"the file could not be test-loaded with {python}: {why}", where=file) from why
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise LoweringError(f"the file could not be test-loaded with {python}: {said}", where=file)
-    response = json.loads((folder / "response.json").read_text())
-    answer = response["candidates"].get("file", {"failure": response["failure"]})
-    if answer["failure"]:
-        torch_there = response["environment"].get("runtimes", {}).get("torch")
-        raise LoweringError(f"torch {torch_there} cannot run the file: {answer['failure']['message']}", where=file)
-    return answer
 
 
 def _feeds(path: Path, cases: list[equality.Case]) -> list[dict]:
@@ -72,10 +78,6 @@ def _feeds(path: Path, cases: list[equality.Case]) -> list[dict]:
             refs = {name: pack.add(array).model_dump(mode="json") for name, array in case.inputs.items()}
             feeds.append({"id": str(i), "inputs": refs})
     return feeds
-
-
-def _expected(program: ExportedGraph | ScriptGraph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return graph.run(program, inputs)
 
 
 def _json(specs: tuple[TensorSpec, ...]) -> list[dict]:

@@ -6,29 +6,31 @@ torch 1.10.2, 2.1.2 and 2.13). The runner optimises after it has loaded.
 
 from __future__ import annotations
 
-import copy
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import torch
 
+from edgeopt import digest
 from edgeopt.backends import script_file, script_reload, script_source
-from edgeopt.backends.backend import Lowered, is_integer, refusal
+from edgeopt.backends.backend import Lowered, precision_of, refusal
 from edgeopt.backends.onnx_file import first_line
 from edgeopt.errors import LoweringError
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph
+from edgeopt.spec.jetpack import version_tuple
 from edgeopt.spec.manifest import Candidate
 from edgeopt.spec.profile import Profile
+from edgeopt.spec.profile_values import TorchRange
 
 runtime = "torchscript"
-CANDIDATE = "torchscript-fp32"
 FILE_NAME = "float.pt"
 
 
 def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
     """TorchScript is the float program's form: integer programs and ONNX models have none."""
-    if is_integer(program):
+    if precision_of(program) == "int8":
         return ("integer programs ship as ONNX with Q/DQ; torch's own quantized operators are not written",)
     if isinstance(program, OnnxGraph):
         return ("the model was given as ONNX, which torch does not run",)
@@ -41,20 +43,18 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
     For a target whose torch is not this one that process is `target_python`'s; without it the file is refused,
     since a newer torch writes operators that an older one does not know, and an abort is the answer to some.
     """
-    name = "torchscript-int8" if is_integer(program) else CANDIDATE
+    name = f"{runtime}-{precision_of(program)}"
     reasons = (*refusals(program, profile), *_untested(profile, target_python))
     if reasons:
         return refusal(name, reasons[0])
     path = out / FILE_NAME
     try:
         save(program, path)
-        script_reload.check(program, path, python=target_python or sys.executable)
+        _test_load(program, path, profile, target_python)
     except LoweringError as why:
         path.unlink(missing_ok=True)
         return refusal(name, why)
-    candidate = Candidate(
-        name=name, runtime=runtime, precision="fp32", file=FILE_NAME, flags=profile.fuser_flags
-    )
+    candidate = Candidate(name=name, runtime=runtime, precision="fp32", file=FILE_NAME, flags=profile.fuser_flags)
     return Lowered(files=(FILE_NAME,), candidates=(candidate,))
 
 
@@ -64,9 +64,21 @@ def save(program: ExportedGraph | ScriptGraph, path: Path) -> None:
     Raises LoweringError where the program has no TorchScript form or holds names that torch cannot load.
     """
     with _deprecated():
-        module = frozen(program) if isinstance(program, ExportedGraph) else _ascii(program.module)
+        module = frozen(program) if isinstance(program, ExportedGraph) else program.module
         torch.jit.save(module, str(path))
-    script_file.normalise(path)
+    try:
+        script_file.normalise(path)
+    except LoweringError:
+        path.unlink()
+        raise
+
+
+def digest_of(program: ScriptGraph) -> str:
+    """sha256 of the file that `save` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FILE_NAME
+        save(program, path)
+        return digest.of_file(path)
 
 
 def frozen(program: ExportedGraph) -> torch.jit.ScriptModule:
@@ -87,7 +99,7 @@ def scripted(module: torch.fx.GraphModule) -> torch.jit.ScriptModule:
         try:
             script.define(written.code)
         except RuntimeError as why:
-            raise LoweringError(f"TorchScript does not take the graph: {_reason(why)}") from why
+            raise LoweringError(f"TorchScript does not take the graph: {first_line(why)}") from why
         return script
 
 
@@ -96,21 +108,29 @@ def _untested(profile: Profile, target_python: str | None) -> tuple[str, ...]:
     target = profile.target.torch
     if target_python is not None or target is None or _within(torch.__version__, target.min, target.max):
         return ()
-    versions = " to ".join(dict.fromkeys(v for v in (target.min, target.max) if v))
     return (
-        f"not test-loaded: the target runs torch {versions}, this machine {torch.__version__.split('+')[0]}; give "
-        "an interpreter that has the target's torch as --target-python",
+        f"not test-loaded: the target runs torch {_versions(target)}, this machine "
+        f"{torch.__version__.split('+')[0]}; give an interpreter that has the target's torch as --target-python",
     )
 
 
+def _test_load(program: ExportedGraph | ScriptGraph, path: Path, profile: Profile, target_python: str | None) -> None:
+    version = script_reload.check(program, path, python=target_python or sys.executable)
+    target = profile.target.torch
+    if target_python is not None and target is not None and not _within(version, target.min, target.max):
+        raise LoweringError(
+            f"not test-loaded: {target_python} has torch {version}, the target runs {_versions(target)}"
+        )
+
+
+def _versions(target: TorchRange) -> str:
+    return " to ".join(dict.fromkeys(v for v in (target.min, target.max) if v))
+
+
 def _within(version: str, low: str | None, high: str | None) -> bool:
-    here = _numbers(version)
-    return (low is None or _numbers(low) <= here) and (high is None or here[:2] <= _numbers(high)[:2])
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    plain = version.split("+")[0].split("a")[0]
-    return tuple(int(part) for part in plain.split(".") if part.isdigit())
+    """Whether the versions' first two numbers lie in the range; TorchScript's operators change with those."""
+    here = version_tuple(version)[:2]
+    return (low is None or version_tuple(low)[:2] <= here) and (high is None or here <= version_tuple(high)[:2])
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,33 +138,6 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
     return tensor.contiguous()
-
-
-def _ascii(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    """The module, or a copy in which values of other names than ASCII are called v0, v1 ..."""
-    if module.graph.findNode("prim::CallMethod") is not None:
-        return module
-    module = copy.deepcopy(module)
-    _rename(module.graph, 0)
-    return module
-
-
-def _rename(block: torch._C.Graph | torch._C.Block, count: int) -> int:
-    values = [*block.inputs()]
-    for node in block.nodes():
-        values += node.outputs()
-        for inner in node.blocks():
-            count = _rename(inner, count)
-    for value in values:
-        if not value.debugName().isascii():
-            value.setDebugName(f"value_{count}")
-            count += 1
-    return count
-
-
-def _reason(why: RuntimeError) -> str:
-    """The line of a TorchScript compiler's message that says most."""
-    return first_line(why)
 
 
 class _deprecated(warnings.catch_warnings):

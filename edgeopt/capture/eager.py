@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,17 @@ class Answer:
     wrote_inputs: bool
 
 
+@contextlib.contextmanager
+def plain_attention() -> Iterator[None]:
+    """Without torch's fused inference kernel of nn.MultiheadAttention, which no exporter or other runtime knows."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
+
+
 def call(model: Eager, inputs: dict[str, np.ndarray], *, module: nn.Module | None = None, seed: int = 0) -> Answer:
     """The model's answer to named inputs, which are copied, so that a model which writes to them changes nothing.
 
@@ -64,7 +77,7 @@ def call(model: Eager, inputs: dict[str, np.ndarray], *, module: nn.Module | Non
     module = model.fresh() if module is None else module
     tensors = {spec.name: torch.from_numpy(np.array(inputs[spec.name], copy=True, order="C")) for spec in model.inputs}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             returned = module(**tensors)
     except EdgeoptError:
@@ -140,7 +153,8 @@ def _state(module: nn.Module) -> dict[str, str]:
 
 def _owner(model: Eager, name: str) -> str:
     path = name.rpartition(".")[0]
-    kind = type(model.module.get_submodule(path)).__qualname__
+    owner = dict(model.module.named_modules())[path]
+    kind = getattr(owner, "original_name", type(owner).__qualname__)  # TorchScript keeps the class's name
     return f"the module '{path}' ({kind})" if path else f"the class {kind}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from edgeopt.capture.declined import Declined, first_line
-from edgeopt.capture.eager import Eager
+from edgeopt.capture.eager import Eager, plain_attention
 from edgeopt.capture.flat import flat
 from edgeopt.ports.user_code import user_line
 from edgeopt.program import ExportedGraph, Signature, graph
@@ -23,7 +23,7 @@ def export(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) 
     module = flat(model.fresh(), signature.input_names, copy_inputs=copy_inputs)
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed)
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), plain_attention(), _quiet():
             exported = torch.export.export(
                 module,
                 tuple(graph.to_tensors(signature, example)),

@@ -27,10 +27,21 @@ def load_module(project: Project) -> nn.Module:
         made = user_code.call(made, key="model", base=project.folder)
     if not isinstance(made, nn.Module):
         raise _no_module(project, made)
-    module = _copied(made, project)
+    module = _copied(_unwrapped(made), project)
     if project.weights is not None:
         load_weights(module, project.path(project.weights))
     return module.eval()
+
+
+def _unwrapped(made: nn.Module) -> nn.Module:
+    """The user's own module inside what torch.compile and the data-parallel wrappers made of it."""
+    while True:
+        if isinstance(made, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            made = made.module
+        elif isinstance(getattr(made, "_orig_mod", None), nn.Module):
+            made = made._orig_mod
+        else:
+            return made
 
 
 def _no_module(project: Project, value: Any) -> ModelError:
@@ -48,8 +59,11 @@ def _copied(made: nn.Module, project: Project) -> nn.Module:
                 f"'{name}' has no values: the module is lazy or on the meta device", where=where,
                 todo="give it sizes, or call it once in the factory",
             )  # fmt: skip
+    # hooks such as weight_norm keep a computed weight, which deepcopy refuses: its value is copied instead
+    computed = [t for part in made.modules() for t in vars(part).values() if isinstance(t, torch.Tensor)]
+    memo = {id(t): t.detach().clone() for t in computed if not t.is_leaf}
     try:
-        module = copy.deepcopy(made)
+        module = copy.deepcopy(made, memo)
     except Exception as why:
         raise ModelError(
             f"the model cannot be copied: {type(why).__name__}: {why}", where=where,

@@ -35,7 +35,7 @@ def _synthetic_sizes(signature: Signature) -> list[dict[str, int]]:
         axis = signature.axes[batch]
         first[batch] = max(axis.min, min(first[batch], MAX_BATCH))
         if first == second:
-            second[batch] = max(axis.min, min(axis.max, MAX_BATCH))
+            second[batch] = min(axis.max, axis.min + 3)
     return [first] if first == second else [first, second]
 
 

@@ -10,6 +10,7 @@ import inspect
 import subprocess
 import sys
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from edgeopt.capture.declined import Declined, first_line
-from edgeopt.capture.eager import Eager
+from edgeopt.capture.eager import Eager, plain_attention
 from edgeopt.capture.flat import flat
 from edgeopt.errors import ModelError
 from edgeopt.ports.user_code import user_line
@@ -33,7 +34,7 @@ def trace(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) -
     module = flat(model.fresh(), signature.input_names, copy_inputs=copy_inputs)
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed)
     try:
-        with torch.no_grad(), _deprecations_ignored(), warnings.catch_warnings():
+        with torch.no_grad(), plain_attention(), _deprecations_ignored(), warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
             traced = torch.jit.trace(module, tuple(graph.to_tensors(signature, example)), check_trace=False)
             frozen = torch.jit.freeze(traced.eval())
@@ -74,26 +75,44 @@ def is_script(module: nn.Module) -> bool:
 
 
 def read(path: Path) -> torch.jit.ScriptModule:
-    """The TorchScript module of a file, in eval mode on the CPU.
+    """The TorchScript module of a file, in eval mode on the CPU. Raises ModelError.
 
     It is loaded in a process of its own first, since a file of a newer torch may abort the one that loads it.
-    Raises ModelError.
     """
-    tried = subprocess.run(
-        [sys.executable, "-c", _TEST_LOAD, str(path)], stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=_TEST_LOAD_S,
-    )  # fmt: skip
-    if tried.returncode != 0:
-        lines = [line.strip() for line in tried.stderr.splitlines() if line.strip()]
-        why = f"it aborts (signal {-tried.returncode})" if tried.returncode < 0 else _last_error(lines)
+    why = None if _is_archive(path) else "it is damaged, or no TorchScript file"
+    why = why or _test_load(path)
+    if why:
         raise ModelError(
-            f"the TorchScript file cannot be loaded by torch {torch.__version__}: {why}",
-            where=f"key 'model': {path}",
+            f"the TorchScript file cannot be loaded by torch {torch.__version__}: {why}", where=f"key 'model': {path}",
             todo="a file of weights goes under 'weights' with a Python factory as 'model'; else save it again "
             "with torch.jit.save in a torch that is not newer",
         )  # fmt: skip
-    with _deprecations_ignored():
-        return torch.jit.load(str(path), map_location="cpu").eval()
+    return read_trusted(path)
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether the file is a zip with code, as torch.jit.save writes; weights of torch.save are a zip without."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/code/" in name for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _test_load(path: Path) -> str | None:
+    """Why a process of its own cannot load the file, or None."""
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", _TEST_LOAD, str(path)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TEST_LOAD_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"it takes longer than {_TEST_LOAD_S:.0f} s"
+    if tried.returncode < 0:
+        return f"it ends the process that loads it (signal {-tried.returncode})"
+    lines = [line.strip() for line in tried.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["no message"])[-1] if tried.returncode else None
 
 
 def parameters(module: torch.jit.ScriptModule) -> list[inspect.Parameter]:
@@ -157,11 +176,6 @@ def _compiler_line(why: BaseException) -> str:
         if line.strip().startswith('File "'):
             return f"{message} ({line.strip()})"
     return message
-
-
-def _last_error(lines: list[str]) -> str:
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["no message"])[-1]
 
 
 def write(module: torch.jit.ScriptModule, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from edgeopt.errors import ModelError
 from edgeopt.spec.values import did_you_mean
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "weights")  # keys that training scripts nest it under
+_PREFIXES = ("module.", "_orig_mod.")
 _SHOWN = 3
 
 
@@ -20,7 +23,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
     Raises ModelError where the file is no state_dict, or has missing, unexpected, mis-shaped or non-finite entries.
     """
-    state = _without_parallel_prefix(read_state_dict(path), module)
+    state = _without_wrapper(read_state_dict(path), module)
     _check_fit(module, state, path)
     module.load_state_dict(state, strict=False)  # the keys were checked above, with better messages
 
@@ -51,10 +54,10 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _read_torch(path: Path) -> Any:
-    import pickle
-
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of old pickle protocols, which load or are refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as why:
         raise ModelError(
             "the weights file is not a state_dict: it is damaged, or holds Python objects, which are never loaded",
@@ -94,14 +97,15 @@ def _is_state_dict(value: Any) -> bool:
     )  # fmt: skip
 
 
-def _without_parallel_prefix(state: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
-    """Without the 'module.' that DataParallel writes, where that makes more keys fit."""
-    prefix = "module."
-    if not all(key.startswith(prefix) for key in state):
-        return state
+def _without_wrapper(state: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """Without the prefix that DataParallel or torch.compile gives every key, where that makes more keys fit."""
     known = module.state_dict().keys()
-    stripped = {key.removeprefix(prefix): value for key, value in state.items()}
-    return stripped if len(stripped.keys() & known) > len(state.keys() & known) else state
+    for prefix in _PREFIXES:
+        if all(key.startswith(prefix) for key in state):
+            stripped = {key.removeprefix(prefix): value for key, value in state.items()}
+            if len(stripped.keys() & known) > len(state.keys() & known):
+                state = stripped
+    return state
 
 
 def _check_fit(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:

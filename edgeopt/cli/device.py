@@ -1,4 +1,4 @@
-"""Commands that change what a device holds: push, activate, rollback, deploy."""
+"""Commands that change what a device holds: push, activate, rollback."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ def device_options(command):
     """The options of every command that talks to a device."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option(
-            "--ssh-config", type=click.Path(path_type=Path), help="Read FILE instead of ~/.ssh/config."
-        ),
+        click.option("--ssh-config", type=click.Path(path_type=Path), help="Read FILE instead of ~/.ssh/config."),
         click.option(
             "--accept-new-host-key", is_flag=True, help="Trust a host that was never seen; a changed key is refused."
         ),
@@ -37,6 +35,18 @@ def open_connection(host: str | None, ssh_config: Path | None, accept_new_host_k
     return connect(host, accept_new=accept_new_host_key, config=ssh_config)
 
 
+def open_both(artifact: Path, host: str | None, ssh_config: Path | None, accept_new_host_key: bool):
+    """(Artifact, Connection): the files are hashed while paramiko is imported, and nothing is connected yet."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from edgeopt.runtime.artifact import Artifact
+
+    with ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(Artifact.open, artifact)
+        connection = open_connection(host, ssh_config, accept_new_host_key)
+    return opened.result(), connection
+
+
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.argument("host", required=False)
@@ -54,10 +64,9 @@ def push(progress, artifact, host, keep, root, accept_new_host_key, ssh_config, 
       edgeopt push digits.edgeopt jetson
     """
     from edgeopt.flows.push import push
-    from edgeopt.runtime.artifact import Artifact
 
-    opened = Artifact.open(artifact)
-    with open_connection(host, ssh_config, accept_new_host_key) as connection:
+    opened, connection = open_both(artifact, host, ssh_config, accept_new_host_key)
+    with connection:
         done = push(opened, connection, root=root, keep=keep, progress=progress)
     _say(done.as_dict(), pushed_lines(done), as_json)
 

@@ -50,7 +50,7 @@ def validate(
             locked(connection, root or opened.manifest.root, opened.manifest.name) as place,
         ):
             done = validate_at(place, opened, how, progress=progress)
-    _show(done.report, as_json)
+    show_report(done.report, as_json)
     if not as_json:
         click.echo(f"report   {done.path}")
     _exit_by(done, as_json)
@@ -68,7 +68,7 @@ def report(artifact, as_json):
     """
     from edgeopt.flows.validate import latest_report
 
-    _show(latest_report(artifact), as_json)
+    show_report(latest_report(artifact), as_json)
 
 
 def _exit_by(done, as_json: bool) -> None:
@@ -84,7 +84,8 @@ def _exit_by(done, as_json: bool) -> None:
         click.get_current_context().exit(wrong.exit_code)
 
 
-def _show(found, as_json: bool) -> None:
+def show_report(found, as_json: bool) -> None:
+    """Print a Report on stdout, as JSON or for people."""
     if as_json:
         click.echo(found.model_dump_json(indent=1))
         return

@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from edgeopt.spec.report import CandidateResult
 
+_LARGEST_NOISE = 0.05  # a noisier run does not make a candidate that is slower by more than this an equal
+
 
 def fastest(results: Sequence[CandidateResult], sizes: Mapping[str, int]) -> CandidateResult:
     """The candidate to run among `results`, which all passed; `sizes` are the bytes of their files.
 
-    Equal are those whose p50 is within the largest noise (half the relative spread of a candidate's rounds) of the
-    least; of equals the smaller file wins. Where nothing was timed the first does.
+    A candidate is equal to the fastest where its p50 is within the noise of the two (half the relative spread of a
+    candidate's rounds, the larger one, and 5 % at the most); of equals the smaller file wins. Where nothing was
+    timed the first does.
     """
     timed = [r for r in results if r.p50_ms is not None]
     if not timed:
         return results[0]
-    noise = max(r.noise or 0.0 for r in timed)
-    least = min(r.p50_ms for r in timed)
-    equal = [r for r in timed if r.p50_ms <= least * (1 + noise)]
+    least = min(timed, key=lambda r: r.p50_ms)
+    equal = [r for r in timed if r.p50_ms <= least.p50_ms * (1 + max(_noise(r), _noise(least)))]
     return min(equal, key=lambda r: (sizes[r.name], r.p50_ms))
 
 
@@ -30,4 +32,9 @@ def reason(best: CandidateResult, results: Sequence[CandidateResult]) -> str:
     if not others:
         return f"the only candidate that passed: p50 {best.p50_ms:.3f} ms"
     words = ", ".join(f"{r.name} {r.p50_ms:.3f} ms ({r.p50_ms / best.p50_ms:.2f} times)" for r in others)
-    return f"p50 {best.p50_ms:.3f} ms against {words}"
+    tie = "" if best.p50_ms <= others[0].p50_ms else "; not slower beyond the noise, and smaller"
+    return f"p50 {best.p50_ms:.3f} ms against {words}{tie}"
+
+
+def _noise(result: CandidateResult) -> float:
+    return min(result.noise or 0.0, _LARGEST_NOISE)

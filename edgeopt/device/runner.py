@@ -103,7 +103,7 @@ class Response:
     folder: Path
 
     def outputs(self, candidate: str, feed: str) -> dict[str, np.ndarray]:
-        """The outputs of one feed by name (bfloat16 as float32); KeyError where the candidate has none."""
+        """The outputs of one feed by name (bfloat16 as float32) of a candidate that did not fail."""
         refs = self.runs[candidate].outputs[feed]
         return {name: tensors.read(self.folder, ref) for name, ref in refs.items()}
 
@@ -238,8 +238,9 @@ def _fetch_answer(connection: Connection, scratch: str, into: Path) -> _Answer:
 
 
 def _fetch_outputs(connection: Connection, scratch: str, answer: _Answer, into: Path, progress: Progress) -> None:
-    """Fetch each file that an output lies in. The names are the runner's: none may leave the folder."""
-    refs = [ref for run in answer.candidates.values() for out in run.outputs.values() for ref in out.values()]
+    """Fetch the files that the outputs of whole runs lie in; those of a failed one may be cut off anywhere."""
+    whole = [run for run in answer.candidates.values() if run.failure is None]
+    refs = [ref for run in whole for out in run.outputs.values() for ref in out.values()]
     files = sorted({ref.file for ref in refs})
     size = sum(ref.size_bytes for ref in refs)
     with progress.bar("fetching outputs", size, unit="bytes") as advance:

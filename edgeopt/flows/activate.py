@@ -38,14 +38,14 @@ def activate(connection: Connection, name: str, release: str | None = None, *, r
     The release's after_activate and health commands are run in its folder; where one fails the links go back to
     what they were, after_activate of the old release is run again, and DeviceError says so.
     """
-    with locked(connection, root, name) as place:
+    with locked(connection, root, name, make=False) as place:
         state = place.state()
         return switch(place, state, place.find(release, state))
 
 
 def rollback(connection: Connection, name: str, *, root: str | None = None) -> Activated:
     """Make the previous release of `name` the current one, and the current one the previous. See `activate`."""
-    with locked(connection, root, name) as place:
+    with locked(connection, root, name, make=False) as place:
         state = place.state()
         if state.previous is None or state.previous not in state.releases:
             raise DeviceError(

@@ -22,6 +22,7 @@ from edgeopt.pipeline.keys import stage_keys, tool_versions
 from edgeopt.pipeline.stages import STAGE_NAMES, STAGES, StageRecord, run_stage
 from edgeopt.runtime.artifact import Artifact, publish, read_manifest, replace_file
 from edgeopt.spec.manifest import BUILD_NAME, FILE_NAME, SELECTION_NAME, Refusal, Selection
+from edgeopt.spec.project import Project
 
 WORKDIR = ".edgeopt"
 
@@ -158,7 +159,7 @@ class _Build:
     def _record(self, rows, selection: Selection | None) -> dict[str, Any]:
         return {
             "key": self._keys["build"],
-            "project": self._job.project.source,
+            "project": str(_project_file(self._job.project)),
             "profile": self._job.profile.name,
             "tools": tool_versions(),
             "seconds": round(time.perf_counter() - self._started, 3),
@@ -173,6 +174,11 @@ class _Build:
             ],
             "selection": selection.model_dump(mode="json") if selection else None,
         }  # fmt: skip
+
+
+def _project_file(project: Project) -> Path:
+    """The absolute path of the project's file, for `validate`, whose evaluate it finds there."""
+    return project.folder / Path(project.source.partition(" with --set ")[0]).name
 
 
 def _cached(cache: StageCache, key: str, out: Path) -> Built | None:

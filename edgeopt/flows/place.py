@@ -23,13 +23,16 @@ from edgeopt.errors import DeviceError, EdgeoptError, LockedError, UsageError
 from edgeopt.ports.connection import CommandEnded, Connection, script, transfer_error
 
 DEFAULT_ROOT = "~/.edgeopt"
-_NO_FLOCK, _LOCKED, _NO_BLOB = 69, 75, 66
+_NO_FLOCK, _LOCKED, _NO_BLOB, _NOTHING = 69, 75, 66, 67
 
-# $1 root, $2 name, $3 who locks. Holds the lock until its stdin ends, which it does with the connection.
+# $1 root, $2 name, $3 who locks, $4 'make' to make the folders.
+# Holds the lock until its stdin ends, which it does with the connection.
 _LOCK = f"""\
 LC_ALL=C; export LC_ALL
 case $1 in "~") root=$HOME ;; "~/"*) root=$HOME/${{1#??}} ;; *) root=$1 ;; esac
-mkdir -p "$root/$2/releases" && root=$(cd "$root" && pwd) && exec 9>>"$root/$2/lock" || exit 1
+[ "$4" != make ] || mkdir -p "$root/$2/releases" || exit 1
+[ -d "$root/$2/releases" ] || exit {_NOTHING}
+root=$(cd "$root" && pwd) && exec 9>>"$root/$2/lock" || exit 1
 command -v flock >/dev/null || exit {_NO_FLOCK}
 flock -n 9 || {{ cat "$root/$2/lock" >&2; exit {_LOCKED}; }}
 printf '%s\\n' "$3" > "$root/$2/lock" || exit 1
@@ -64,8 +67,9 @@ done
 [ "$line" = . ] || {{ echo "only a part of the list arrived" >&2; exit 1; }}
 cat > "$staging/selection.json" || exit 1
 [ -s "$staging/selection.json" ] || rm -f "$staging/selection.json"
-sync
-mv -T "$staging" "$releases/$3"
+find "$staging" '(' -type d -o -name selection.json ')' -exec sync {{}} + 2>/dev/null || sync
+mv -T "$staging" "$releases/$3" || exit 1
+sync "$releases" 2>/dev/null || sync
 """
 
 # $1 ROOT, $2 NAME, then DIGESTs. A blob without a release is left for an hour: somebody may be about to link it.
@@ -88,7 +92,7 @@ point() {
 }
 [ -z "$2" ] || [ -f "releases/$2/manifest.json" ] || { echo "the release is gone" >&2; exit 1; }
 point previous "$3" && point current "$2" || exit 1
-sync
+sync . 2>/dev/null || sync
 """
 
 
@@ -171,19 +175,21 @@ class Place:
 
 
 @contextlib.contextmanager
-def locked(connection: Connection, root: str | None, name: str) -> Iterator[Place]:
+def locked(connection: Connection, root: str | None, name: str, *, make: bool = True) -> Iterator[Place]:
     """The place of `name` below `root` (None: ~/.edgeopt), ours alone for the time of the block.
+
+    It is made where it is missing; with `make` False that is a DeviceError.
 
     The lock is held by a process on the device that ends with the connection, so it cannot be left behind.
     Raises LockedError where somebody else holds it, DeviceError where the folder cannot be made.
     """
     root = root or DEFAULT_ROOT
-    where = f"{connection.label}:{root}/{name}"
     with contextlib.ExitStack() as stack:
         try:
-            absolute = stack.enter_context(connection.hold(script(_LOCK, root, name, _ourselves())))
+            argv = script(_LOCK, root, name, _ourselves(), "make" if make else "")
+            absolute = stack.enter_context(connection.hold(argv))
         except CommandEnded as ended:
-            raise _not_locked(ended, where) from None
+            raise _not_locked(ended, f"{connection.label}:{root}/{name}") from None
         yield Place(connection, absolute, name)
 
 
@@ -198,6 +204,11 @@ def _not_locked(ended: CommandEnded, where: str) -> EdgeoptError:
         return LockedError(
             f"somebody else is at work there: {done.complaint}", where=where,
             todo="wait until it ends; the lock goes with its connection",
+        )  # fmt: skip
+    if done.status == _NOTHING:
+        return DeviceError(
+            "nothing of that name is there", where=where,
+            todo="check name and --root, or push it first: edgeopt push ARTIFACT HOST",
         )  # fmt: skip
     if done.status == _NO_FLOCK:
         return DeviceError("the device has no 'flock'", where=where, todo="install util-linux or busybox there")

@@ -121,7 +121,8 @@ def _check_space(survey: Survey, sizes: dict[str, int], place: Place) -> None:
     needed = sum(sizes[sha256] - (part.size if part else 0) for sha256, part in survey.missing.items())
     if survey.missing and needed + _MARGIN_BYTES > survey.free_bytes:
         raise SpaceError(
-            f"the device's disk is too full: {needed / 1e6:.1f} MB are needed, {survey.free_bytes / 1e6:.1f} MB are free",
+            "the device's disk is too full: "
+            f"{needed / 1e6:.1f} MB are needed, {survey.free_bytes / 1e6:.1f} MB are free",
             where=place.where,
             todo="free space there, push with a smaller --keep, or choose another --root",
         )

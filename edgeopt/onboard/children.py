@@ -12,6 +12,7 @@ import time
 from .failures import Failure, of_exit
 
 _KEPT_STDERR_BYTES = 2000
+_PIPE_BYTES = 65536  # what a pipe holds (pipe(7))
 
 # sys.path[0] would be the working directory, where any json.py would be imported in place of the library's
 _START = (
@@ -38,6 +39,7 @@ class Child:
             stderr=subprocess.PIPE,
             env=_environment(threads),
         )
+        self._open = [self._process.stdout, self._process.stderr]
 
     def ask(self, command, on_line=None):
         """Send `command`; every line of the answer but the last goes to `on_line`. Raises Failure."""
@@ -64,21 +66,26 @@ class Child:
 
     def _read_line(self, command):
         heard = time.perf_counter()
-        pipes = [self._process.stdout.fileno(), self._process.stderr.fileno()]
-        while b"\n" not in self._lines:
-            ready, _, _ = select.select(pipes, [], [], self._left(heard, command))
-            for pipe in ready:
-                data = os.read(pipe, 65536)
-                if not data:
-                    pipes.remove(pipe)
-                elif pipe == self._process.stderr.fileno():
-                    self._stderr = (self._stderr + data)[-_KEPT_STDERR_BYTES:]
-                else:
-                    self._lines += data
-            if not pipes or (ready and self._process.stdout.fileno() not in pipes and self._ended()):
-                raise of_exit(self._status(), self._said())
+        while b"\n" not in self._lines and self._process.stdout in self._open:
+            self._read(self._left(heard, command))
+        if b"\n" not in self._lines:
+            status = self._status()
+            self._read(0)  # its last words: a pipe holds no more than one read takes
+            raise of_exit(status, self._said())
         line, _, self._lines = self._lines.partition(b"\n")
         return line.decode("utf-8")
+
+    def _read(self, wait_s):
+        """Take in what the child wrote, waiting for up to `wait_s`; stderr too, or a full pipe would stop it."""
+        ready, _, _ = select.select(self._open, [], [], wait_s)
+        for pipe in ready:
+            data = os.read(pipe.fileno(), _PIPE_BYTES)
+            if not data:
+                self._open.remove(pipe)
+            elif pipe is self._process.stdout:
+                self._lines += data
+            else:
+                self._stderr = (self._stderr + data)[-_KEPT_STDERR_BYTES:]
 
     def _left(self, heard, command):
         """Seconds until the child was silent for too long; kills it and raises Failure when that is now."""
@@ -90,10 +97,6 @@ class Child:
             self._process.kill()
             raise Failure("timeout", "no answer to '%s' within %.0f s; the process was ended" % (command, now - heard))
         return left
-
-    def _ended(self):
-        """Whether the process is gone, though a grandchild may still hold its stderr open."""
-        return self._process.poll() is not None
 
     def _status(self):
         try:

@@ -75,11 +75,10 @@ def _options(onnxruntime, flags, threads):
         if flag not in _KNOWN:
             records.append(record(flag, value, "missing", "the runner does not know this flag"))
     if "intra_op_threads" in flags:
-        overruled = threads and threads != flags["intra_op_threads"]
-        message = "the request asks for %s threads" % threads if overruled else ""
-        records.append(
-            record("intra_op_threads", flags["intra_op_threads"], "refused" if overruled else "applied", message)
-        )
+        given = flags["intra_op_threads"]  # null leaves the number open, so that nothing is overruled
+        overruled = bool(threads and given and threads != given)
+        message = "the request asks for %d threads" % threads if overruled else ""
+        records.append(record("intra_op_threads", given, "refused" if overruled else "applied", message))
     if "graph_optimization" in flags:
         level = flags["graph_optimization"]
         if level not in _LEVELS:

@@ -37,12 +37,12 @@ def _depends_on(node: Node, constant: set[Node]) -> bool:
         return False
     if any(not isinstance(source, Node) or source not in constant for source in node.all_input_nodes):
         return False
+    if node.target.namespace == "quantized_decomposed" and "dequantize" in node.target._schema.name:
+        return False  # it stays, so that the runtime sees an integer weight
     return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
 
 
 def _reason_against(node: Node) -> str | None:
-    if node.target.namespace == "quantized_decomposed" and "dequantize" in node.target._schema.name:
-        return "a dequantize stays, so that the runtime sees an integer weight"
     size = _bytes(node)
     if size is None:
         return "its result is no single tensor of fixed shape"

@@ -46,10 +46,10 @@ def _twin(node: Node) -> torch._ops.OpOverload | None:
 def _reason_against(graph: Graph, node: Node, twin: torch._ops.OpOverload) -> str | None:
     target = node.args[0]
     group = aliases.groups(graph)
-    shared = [other for other in graph.nodes if group[other] == group[target] and other not in (target, node)]
-    if target.op != "call_function":
-        return f"it writes to {'an input' if target.op == 'placeholder' else 'a stored tensor'}"
-    if any(_is_view(other) for other in shared) or _is_view(target):
+    shared = [other for other in graph.nodes if group[other] == group[target]]
+    if any(other.op != "call_function" for other in shared):
+        return "it writes to an input or a stored tensor"
+    if any(_is_view(other) for other in shared):
         return "other nodes may share the tensor's memory"
     return None if _same_result(node, twin) else "the twin's result has another dtype or shape"
 

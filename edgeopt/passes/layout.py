@@ -11,13 +11,17 @@ from edgeopt.spec.profile import Profile
 
 def run(module: GraphModule, profile: Profile) -> Changed:
     del profile
-    count = 0
-    for tensor in (*module.parameters(), *module.buffers()):
-        if not _is_plain(tensor):
-            with torch.no_grad():
-                tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
-            count += 1
-    return Changed(count)
+    replaced: dict[int, torch.Tensor] = {}  # a tensor that two names share stays shared
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, tensor in named:
+        if _is_plain(tensor):
+            continue
+        if id(tensor) not in replaced:
+            plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+            replaced[id(tensor)] = torch.nn.Parameter(plain) if isinstance(tensor, torch.nn.Parameter) else plain
+        path, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(path), leaf, replaced[id(tensor)])
+    return Changed(len(replaced))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

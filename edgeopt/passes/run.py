@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from edgeopt.errors import ProfileError
 from edgeopt.passes.changed import Changed
 from edgeopt.passes.table import PASSES, Pass
-from edgeopt.program import ExportedGraph, Program, graph
+from edgeopt.program import Call, ExportedGraph, Program, graph
 from edgeopt.progress import log
 from edgeopt.runtime.compare import output_errors, reasons_against
 from edgeopt.spec.manifest import Tolerance
@@ -62,7 +62,7 @@ def _run(
     if not isinstance(program, ExportedGraph):
         note = f"{stage}: no graph passes, since the program is no exported graph"
         return program.after(stage, notes=(note,)), []
-    wanted = [call.outputs for call in _outputs_of(program)]
+    wanted = _smallest_call(program)
     records = []
     module = program.module
     for step in PASSES:
@@ -88,13 +88,13 @@ def _check_switches(switches: dict[str, bool]) -> None:
 
 
 def _step(
-    step: Pass, module: GraphModule, program: ExportedGraph, wanted: list[dict], profile: Profile
+    step: Pass, module: GraphModule, program: ExportedGraph, wanted: Call, profile: Profile
 ) -> tuple[GraphModule, PassRecord]:
     """The module after one pass and its record; the module given where the pass changed nothing or failed."""
     start = time.perf_counter()
     nodes_before = len(module.graph.nodes)
     try:
-        candidate = _copy(module)
+        candidate = _shared(module)
         changed = step.run(candidate, profile)
         if not changed.count:
             return module, _unchanged(step, module, "nothing", "", changed, time.perf_counter() - start)
@@ -121,19 +121,26 @@ def _unchanged(
     return PassRecord(step.name, 0, declined, nodes, nodes, seconds, 0.0, status, reason)
 
 
-def _copy(module: GraphModule) -> GraphModule:
+def _shared(module: GraphModule) -> GraphModule:
+    """A copy of the graph over the same tensors: passes replace tensors, and never write to them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree, when it is copied
-        return copy.deepcopy(module)
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree warns when a graph is copied
+        copied = GraphModule(module, copy.deepcopy(module.graph))
+    copied.meta = dict(module.meta)
+    return copied
 
 
-def _outputs_of(program: ExportedGraph) -> list:
-    """The reference calls with the program's own outputs: a stage before may have moved them within its tolerance."""
-    return [dataclasses.replace(call, outputs=graph.run(program, call.inputs)) for call in program.reference]
+def _smallest_call(program: ExportedGraph) -> Call:
+    """The reference call of the fewest inputs, with the program's own outputs.
+
+    Its own, since a stage before may have moved them within its tolerance; one call, since every pass runs it.
+    """
+    call = min(program.reference, key=lambda call: sum(array.size for array in call.inputs.values()))
+    return dataclasses.replace(call, outputs=graph.run(program, call.inputs))
 
 
-def _verify(program: ExportedGraph, wanted: list[dict]) -> tuple[float, str | None]:
+def _verify(program: ExportedGraph, wanted: Call) -> tuple[float, str | None]:
     """The largest scaled error against the outputs before, and why it is too large, or None."""
-    errors = output_errors(wanted, [graph.run(program, call.inputs) for call in program.reference])
+    errors = output_errors([wanted.outputs], [graph.run(program, wanted.inputs)])
     reasons = reasons_against(errors, Tolerance(max_abs=MAX_ABS))
     return max(error.max_abs for error in errors.values()), "; ".join(reasons) or None

@@ -11,11 +11,11 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from edgeopt.device import judge
+from edgeopt.device import choice, judge
 from edgeopt.device.measured import Questions, candidate_result, timing_feed
 from edgeopt.device.runner import Request, Timing, measure
+from edgeopt.onboard import environment
 from edgeopt.pipeline.baseline import Baseline, user_evaluate
 from edgeopt.pipeline.job import Job
 from edgeopt.ports.local import LocalConnection
@@ -24,9 +24,10 @@ from edgeopt.spec.manifest import Candidate, Feed, Selection
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.report import CandidateResult, Check
 
-# TensorRT cannot run here, so its ONNX is judged by onnxruntime, operator by operator: fused int8 kernels would
-# saturate on a CPU without VNNI, which the device's GPU does not (measured, see docs/numbers).
-_STAND_IN = {"runtime": "onnxruntime", "flags": {"graph_optimization": "off"}}
+# How another machine's integer candidate is judged here: the Q/DQ operators one by one, in float. Fused int8 kernels
+# sum in int16 on an x86 CPU without VNNI and saturate (docs/numbers.md), which a GPU, an ARM or a VNNI CPU does not.
+_OPERATOR_BY_OPERATOR = {"graph_optimization": "off"}
+_VNNI_FLAGS = {"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class GateRow:
     candidate: Candidate
     result: CandidateResult
     checks: tuple[Check, ...]
-    stand_in: str | None = None  # the runtime that judged it where its own cannot run here
+    stand_in: str | None = None  # the runtime that judged it here, where this machine is not the target
 
     @property
     def kept(self) -> bool:
@@ -48,8 +49,12 @@ class GateRow:
 
 
 def target_is_here(profile: Profile) -> bool:
-    """Whether this machine is of the architecture and kind that the profile describes: then times count."""
-    return profile.target.kind == "cpu" and profile.target.arch == platform.machine()
+    """Whether this machine is one that the profile describes, so that times count and kernels round as there."""
+    target = profile.target
+    if target.kind != "cpu" or target.arch != platform.machine():
+        return False
+    flags = set(environment.describe()["cpu_flags"])
+    return set(target.cpu_features) <= flags and (not target.vnni or bool(flags & _VNNI_FLAGS))
 
 
 def run_gate(
@@ -64,11 +69,12 @@ def run_gate(
     asked = Questions(
         folder, feeds, baseline.cases, evaluate, base=job.project.folder, classifier=job.project.classifier
     )
-    here = [_here(c) for c in candidates]
+    at_hand = target_is_here(job.profile)
+    here = [c if at_hand else _stand_in(c) for c in candidates]
     timing = Timing(timing_feed(signature.inputs, signature.axes, feeds), max_s=10)
     request = Request(
         folder=str(folder.resolve()), candidates=here, inputs=signature.inputs, outputs=signature.outputs,
-        feeds=asked.feeds, timing=timing if target_is_here(job.profile) else None,
+        feeds=asked.feeds, timing=timing if at_hand else None,
     )  # fmt: skip
     with LocalConnection() as connection, tempfile.TemporaryDirectory() as scratch:
         response = measure(connection, request, Path(scratch), python=sys.executable, progress=job.progress)
@@ -80,60 +86,40 @@ def run_gate(
             judge.accuracy(
                 result, candidate.tolerance, baseline.metrics, job.limits, classifier=job.project.classifier
             ),
-            ran.runtime if ran.runtime != candidate.runtime else None,
+            ran.runtime if ran is not candidate else None,
         )
         for candidate, ran, result in zip(candidates, here, results, strict=True)
     )
 
 
 def choose(rows: tuple[GateRow, ...], profile: Profile, sizes: dict[str, int]) -> Selection:
-    """The candidate that runs first: the fastest here where the target is here, else the profile's preference.
+    """The candidate that runs first: the fastest here where the target is here, else the expected one.
 
-    Candidates within the noise of the fastest count as equal, and the smaller file wins. `sizes` gives each
-    candidate's file size in bytes.
+    `sizes` gives each candidate's file size in bytes.
     """
-    figures = {row.candidate.name: _figures(row) for row in rows}
-    timed = [row for row in rows if row.result.p50_ms is not None]
+    results = [row.result for row in rows]
+    timed = [r for r in results if r.p50_ms is not None]
     if not target_is_here(profile) or not timed:
-        preferred = min(rows, key=lambda row: (_rank(row.candidate), sizes[row.candidate.name]))
+        expected = min(rows, key=lambda row: (_rank(row.candidate), sizes[row.candidate.name]))
         return Selection(
-            candidate=preferred.candidate.name, decided_by="build", where="this machine", verdict="undecided",
+            candidate=expected.candidate.name, decided_by="build", where="this machine", verdict="undecided",
             reason="speed: undecided, since the target is not at hand; validate measures on the device",
         )  # fmt: skip
-    fastest = min(row.result.p50_ms for row in timed)
-    noise = max(_spread(row.result) for row in timed)
-    equal = [row for row in timed if row.result.p50_ms <= fastest * (1 + noise)]
-    best = min(equal, key=lambda row: (sizes[row.candidate.name], row.result.p50_ms))
+    best = choice.fastest(results, sizes)
     return Selection(
-        candidate=best.candidate.name, decided_by="build", where="this machine", figures=figures,
-        verdict="only" if len(rows) == 1 else "faster", reason=_why(best, timed),
+        candidate=best.name, decided_by="build", where="this machine", reason=choice.reason(best, results),
+        verdict="faster" if len(timed) > 1 else "only",
+        figures={r.name: {"p50_ms": r.p50_ms, "p99_ms": r.p99_ms, "metrics": r.metrics} for r in results},
     )  # fmt: skip
 
 
-def _here(candidate: Candidate) -> Candidate:
-    return candidate.model_copy(update=_STAND_IN) if candidate.runtime == "tensorrt" else candidate
+def _stand_in(candidate: Candidate) -> Candidate:
+    """The candidate as it can be judged on a machine that is not its target."""
+    if candidate.runtime == "tensorrt" or (candidate.runtime == "onnxruntime" and candidate.precision == "int8"):
+        return candidate.model_copy(update={"runtime": "onnxruntime", "flags": _OPERATOR_BY_OPERATOR})
+    return candidate
 
 
 def _rank(candidate: Candidate) -> int:
     """int8 before fp16 before fp32: the order that the device is expected to confirm."""
     return ("int8", "fp16", "fp32").index(candidate.precision)
-
-
-def _figures(row: GateRow) -> dict[str, Any]:
-    return {"p50_ms": row.result.p50_ms, "p99_ms": row.result.p99_ms, "metrics": row.result.metrics}
-
-
-def _spread(result: CandidateResult) -> float:
-    """The candidate's own noise: half the relative spread of its rounds' medians."""
-    return result.noise or 0.0
-
-
-def _why(best: GateRow, timed: list[GateRow]) -> str:
-    others = [row for row in timed if row is not best]
-    if not others:
-        return f"the only candidate that was measured: p50 {best.result.p50_ms:.3f} ms"
-    words = ", ".join(
-        f"{row.candidate.name} {row.result.p50_ms:.3f} ms ({row.result.p50_ms / best.result.p50_ms:.2f} times)"
-        for row in sorted(others, key=lambda row: row.result.p50_ms)
-    )
-    return f"p50 {best.result.p50_ms:.3f} ms against {words}"

@@ -56,7 +56,8 @@ df -Pk "$root" | tail -n 1
 
 _CUT, _DAMAGED = 3, 4
 
-# $1 root, $2 owner, $3 hash, $4 size, $5 offset: the rest of the blob comes on stdin
+# $1 root, $2 owner, $3 hash, $4 size, $5 offset: the rest of the blob comes on stdin. The disk is flushed while the
+# processor hashes.
 _RECEIVE = (
     _HASH
     + f"""\
@@ -67,8 +68,9 @@ mkdir -p "${{blob%/*}}" || exit 1
 [ "$5" -gt 0 ] || : > "$part" || exit 1
 cat >> "$part" || {{ rm -f "$part"; exit 1; }}
 [ "$(wc -c < "$part")" -ge "$4" ] || exit {_CUT}
-sync "$part" 2>/dev/null || sync
+{{ sync "$part" 2>/dev/null || sync; }} &
 hash_of "$part"
+wait
 [ "$sum" = "$3" ] || {{ rm -f "$part"; exit {_DAMAGED}; }}
 chmod 444 "$part"
 mv -f "$part" "$blob" || exit 1

@@ -11,6 +11,7 @@ import torch
 from edgeopt.program import ExportedGraph
 from edgeopt.progress import SILENT, Progress
 from edgeopt.quant import findings, pt2e
+from edgeopt.quant.bias_correction import correct_biases
 from edgeopt.quant.calibrate import calibrate
 from edgeopt.quant.prepare import Prepared, prepare
 from edgeopt.quant.report import QuantReport
@@ -26,10 +27,12 @@ def from_batches(
     keep_float: tuple[str, ...] = (),
     progress: Progress = SILENT,
 ) -> tuple[ExportedGraph, QuantReport]:
-    """Post-training quantization: ranges from at most `limit` batches {input name: array}."""
+    """Post-training quantization on at most `limit` batches {input name: array}; the first ones also correct biases."""
     prepared = prepare(program, quantization, keep_float=keep_float)
-    calibrate(prepared, batches, limit=limit, progress=progress)
-    return convert(prepared)
+    first = calibrate(prepared, batches, limit=limit, progress=progress)
+    corrected = correct_biases(prepared.module, first, progress=progress)
+    integer, report = convert(prepared)
+    return integer, dataclasses.replace(report, biases_corrected=corrected)
 
 
 def from_state(

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.quant import pt2e
+from edgeopt.quant import observers, pt2e
 from edgeopt.quant.quantizer import module_path
 
+MOST_DEVIATIONS = 150  # a normal distribution of a million values is 10 wide, activations seen here up to 60
 LEAST_STEPS = 32  # fewer steps over the values seen: more than three of eight bits lie where no value is
 
 
@@ -38,7 +39,7 @@ def fit_biases(module: GraphModule) -> None:
     for node, observer in observed(module):
         if isinstance(observer, pt2e.DerivedObserverOrFakeQuantize):
             source, weight = observer.obs_or_fqs
-            bias = _stored(module, node).abs()
+            bias = stored(module, node).abs()
             source_scale, _ = source.calculate_qparams()
             least = bias / (source_scale * 2.0**30)
             ranges = _ranges(weight)
@@ -70,16 +71,28 @@ def _lines(node: Node, observer: torch.nn.Module) -> Iterator[str]:
     elif bool(low == high):
         yield f"{name}: constant at {float(low):.4g} over all calibration data"
     else:
-        scale, _ = observer.calculate_qparams()
-        steps = float((high - low) / scale)
-        if steps < LEAST_STEPS:
-            yield (
-                f"{name}: values lie in {float(low):.4g} to {float(high):.4g}, far from 0: only {steps:.0f} of 255 "
-                "steps are used; subtract the offset in the model, or keep the layer float"
-            )
+        inner = observer.range() if isinstance(observer, observers.Watched) else (low, high)
+        yield from _shape_lines(name, observer, *map(float, inner))
 
 
-def _stored(module: GraphModule, node: Node) -> torch.Tensor:
+def _shape_lines(name: str, observer: torch.nn.Module, low: float, high: float) -> Iterator[str]:
+    scale, _ = observer.calculate_qparams()
+    steps = (high - low) / float(scale)
+    if steps < LEAST_STEPS:
+        yield (
+            f"{name}: values lie in {low:.4g} to {high:.4g}, far from 0: only {steps:.0f} of 255 steps are used; "
+            "subtract the offset in the model, or keep the layer float"
+        )
+    deviation = observer.deviation() if isinstance(observer, observers.Watched) else 0.0
+    if deviation and high - low > MOST_DEVIATIONS * deviation:
+        yield (
+            f"{name}: outliers: the range {low:.4g} to {high:.4g} is {(high - low) / deviation:.0f} standard "
+            "deviations wide; remove them from the calibration data, or set quantization.ranges: percentile"
+        )
+
+
+def stored(module: GraphModule, node: Node) -> torch.Tensor:
+    """The tensor that a get_attr node names, without gradient."""
     value: object = module
     for part in str(node.target).split("."):
         value = getattr(value, part)

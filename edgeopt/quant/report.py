@@ -22,6 +22,7 @@ class QuantReport:
     coverage: float
     left_float: dict[str, str]
     layers: tuple[Decision, ...]
+    biases_corrected: int = 0  # layers
     warnings: tuple[str, ...] = ()
 
 

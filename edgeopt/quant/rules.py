@@ -85,7 +85,7 @@ def _argument(node: Node, index: int) -> object:
 
 
 def _channel_axis(node: Node) -> int:
-    """The axis of a weight that runs over output channels: 1 for transposed convolutions, whose weight is [in, out/groups, ...]."""
+    """The weight's axis of output channels: 1 for transposed convolutions, [in, out/groups, ...], else 0."""
     transposed = operator(node) in TRANSPOSED or (operator(node) == "convolution" and bool(_argument(node, 6)))
     return 1 if transposed else 0
 

@@ -62,7 +62,7 @@ def _row(c: CandidateResult, metrics: list[str]) -> list[str]:
         *(_number(value, 3) for value in (c.p50_ms, c.p90_ms, c.p99_ms)),
         _number(c.load_s, 2),
         _number(c.peak_rss_mb, 0),
-        *(_number(c.metrics.get(name), 4) for name in metrics),
+        *(f"{c.metrics[name]:.5g}" if name in c.metrics else "-" for name in metrics),
         "exact" if c.max_abs_error == 0 else _number(c.sqnr_db, 1),
         "-" if c.max_abs_error is None else f"{c.max_abs_error:.2g}",
     ]

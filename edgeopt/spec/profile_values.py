@@ -145,7 +145,7 @@ class Quantization(Value):
         None, description="7 where int16 sums may saturate (x86 without VNNI)"
     )
     per_channel: StrictBool = Field(True, description="one scale an output channel for weights")
-    ranges: Literal["minmax", "moving-average", "histogram"] = Field(
+    ranges: Literal["minmax", "moving-average", "percentile"] = Field(
         "moving-average", description="range estimate"
     )
 
@@ -188,7 +188,7 @@ class ResolvedQuantization(Value):
     activations: Literal["uint8-asymmetric", "int8-symmetric"]
     weight_bits: Literal[7, 8]
     per_channel: bool
-    ranges: Literal["minmax", "moving-average", "histogram"]
+    ranges: Literal["minmax", "moving-average", "percentile"]
 
 
 class ResolvedPrecision(Value):

@@ -23,20 +23,8 @@ def test_list_is_a_table_with_a_line_for_each(tmp_path):
     assert header.split()[:4] == ["NAME", "ARCH", "SM", "JETPACK"]
     assert [line.split()[0] for line in lines] == profile_names()
     xavier = next(line for line in lines if line.startswith("xavier "))
-    assert xavier.split() == [
-        "xavier",
-        "aarch64",
-        "7.2",
-        "5.1",
-        "4.6.0",
-        "4.6",
-        "5.0",
-        "fp32",
-        "fp16",
-        "int8",
-        "tensorrt",
-        "torchscript",
-    ]
+    assert xavier.split()[:7] == ["xavier", "aarch64", "7.2", "5.1", "4.6.0", "4.6", "5.0"]
+    assert xavier.split()[7:] == ["fp32", "fp16", "int8", "tensorrt", "torchscript"]
 
 
 def test_list_as_json():

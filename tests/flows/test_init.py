@@ -10,6 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from edgeopt.cli import main
 from edgeopt.errors import ModelError, ProjectError, UsageError
 from edgeopt.flows.init import infer, write_project
 from edgeopt.spec.project import load_project
@@ -281,15 +282,27 @@ def test_the_users_module_is_as_it_was(models):
 
 
 def test_the_command_line(models):
-    def run(*argv):
-        command = [sys.executable, "-m", "edgeopt", "init", *argv]
-        return subprocess.run(command, cwd=models, capture_output=True, text=True, timeout=120)
-
-    done = run("models.py:Digits", "--json")
+    command = [sys.executable, "-m", "edgeopt", "init", "models.py:Digits", "--json"]
+    done = subprocess.run(command, cwd=models, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["complete"] is True and data["inputs"]["image"]["shape"] == ["batch", 1, 28, 28]
-    again = run("models.py:Digits")
-    assert again.returncode == 2 and "--force" in again.stderr and "Traceback" not in again.stderr
-    forced = run("models.py:Two", "--force")
-    assert forced.returncode == 0 and "left: TODO" in forced.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "out", "err"),
+    [
+        (["models.py:Digits"], 2, "", "give --out FILE, or --force"),
+        (["models.py:Two", "--force"], 0, "left: TODO", ""),
+        (["models.py:Two"], 2, "", "exists already"),
+        (["--help"], 0, "edgeopt init model.py:build", ""),
+        ([], 2, "", "Missing argument 'MODEL'"),
+    ],
+)
+def test_each_way_of_calling_has_its_exit_code(models, capsys, argv, code, out, err):
+    (models / "edgeopt.yaml").touch()
+    with pytest.raises(SystemExit) as caught:
+        main(["init", *argv])
+    shown = capsys.readouterr()
+    assert caught.value.code == code
+    assert out in shown.out and err in shown.err

@@ -220,3 +220,11 @@ def test_session_options_are_reported_as_flags(tmp_path, flags, status):
     with onboard.load(artifact.folder) as predictor:
         assert by_flag(predictor.flags) == dict.fromkeys(flags, status)
         assert predictor.predict({"x": np.zeros((1, 4), np.float32)}).shape == (1, 3)
+
+
+@pytest.mark.parametrize("given, status", [(None, "applied"), (2, "applied"), (1, "refused")])
+def test_threads_of_the_request_win_and_that_is_said(tmp_path, given, status):
+    chosen = candidate("ort", "onnxruntime", "float.onnx", flags={"intra_op_threads": given})
+    artifact = tiny_artifact(tmp_path, torchscript=False, candidates=[chosen])
+    with onboard.load(artifact.folder, threads=2) as predictor:
+        assert by_flag(predictor.flags) == {"intra_op_threads": status}

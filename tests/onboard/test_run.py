@@ -115,11 +115,41 @@ def test_the_failure_repeats_the_last_words_of_the_process(artifact, tmp_path):
     assert failure["message"] == "the process ended by SIGABRT; it said: version 10, at most 6"
 
 
+def test_a_helper_that_outlives_the_child_does_not_hold_the_answer_up(artifact, tmp_path):
+    """It holds the child's stderr open, so that only the end of the answers tells that the child is gone."""
+    code = (
+        "import os, subprocess\nsubprocess.Popen(['sleep', '20'], close_fds=True)\nos.write(2, b'bye\\n')\nos.abort()"
+    )
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), timeout_s=15)
+    failure = ask(artifact, request, tmp_path)["candidates"]["torchscript-fp32"]["failure"]
+    assert failure["kind"] == "abort" and failure["message"].endswith("it said: bye")
+
+
+def test_a_child_that_complains_without_end_is_not_stopped_by_a_full_pipe(artifact, tmp_path):
+    code = "import os\nfor _ in range(100): os.write(2, b'x' * 65536 + b'\\n')"
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), timeout_s=30)
+    assert ask(artifact, request, tmp_path)["candidates"]["torchscript-fp32"]["status"] == "ok"
+
+
 def test_a_library_that_prints_does_not_break_the_protocol(artifact, tmp_path):
     code = "import os\nprint('{\"done\": true}', flush=True)\nos.write(1, b'noise\\n' * 20000)"
     request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code))
     results = ask(artifact, request, tmp_path)["candidates"]
     assert [r["status"] for r in results.values()] == ["ok", "ok"]
+
+
+def test_a_candidate_that_was_killed_beside_others_runs_once_more_alone(artifact, tmp_path):
+    code = (
+        "import os, signal\n"
+        f"marker = {str(tmp_path / 'killed')!r}\n"
+        "if not os.path.exists(marker):\n"
+        "    open(marker, 'w').close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=MEASURE)
+    result = ask(artifact, request, tmp_path)["candidates"]["torchscript-fp32"]
+    assert (tmp_path / "killed").exists()
+    assert result["status"] == "ok" and len(result["rounds_s"]) == 3
 
 
 def test_total_s_ends_everything(artifact, tmp_path):

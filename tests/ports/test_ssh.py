@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ from edgeopt.errors import DeviceError, HostError, TransferError
 from edgeopt.ports.connect import connect
 from edgeopt.ports.connection import CommandEnded
 from edgeopt.ports.ssh import SSHConnection
-from tests.conftest import absent
+from tests.conftest import absent, wait_until
 from tests.relay import Relay
 
 
@@ -82,7 +83,9 @@ def test_what_is_in_the_way_is_named(device, tmp_path):  # S02
 
 
 def test_much_output_on_both_streams_arrives_whole(device):  # S08
-    done = device.run(["sh", "-c", "head -c 10000000 /dev/zero >&2; head -c 10000000 /dev/zero; cat"], stdin=b"x" * 5_000_000)
+    done = device.run(
+        ["sh", "-c", "head -c 10000000 /dev/zero >&2; head -c 10000000 /dev/zero; cat"], stdin=b"x" * 5_000_000
+    )
     assert (len(done.stdout), len(done.stderr)) == (15_000_000, 10_000_000)
 
 
@@ -106,16 +109,17 @@ def test_a_held_command_lives_as_long_as_its_block(device, tmp_path):
     assert (ended.value.result.status, ended.value.result.complaint) == (75, "no")
 
 
-def test_a_noisy_bashrc_pollutes_nothing(start_sshd, ssh_config, tmp_path):  # S06
-    server = start_sshd("noisy", 'ForceCommand exec bash -c "$SSH_ORIGINAL_COMMAND"')
-    (server.home / ".bashrc").write_text("echo welcome\necho motd >&2\n")
-    (server.home / ".bash_logout").write_text("echo bye\n")
-    # bash reads .bashrc for sshd only at the first level
-    (server.home / ".profile").write_text("")
+@pytest.mark.parametrize("noise", ["bashrc", "before and after"])
+def test_a_noisy_login_pollutes_nothing(start_sshd, ssh_config, tmp_path, noise):  # S06
+    if noise == "bashrc":
+        if os.path.basename(pwd.getpwuid(os.getuid()).pw_shell) != "bash":
+            absent("the login shell of this user is not bash")
+        server = start_sshd("noisy")
+        (server.home / ".bashrc").write_text("echo welcome\necho motd >&2\n")
+    else:
+        noisy = 'echo welcome; echo motd >&2; sh -c "$SSH_ORIGINAL_COMMAND"; echo bye; echo bye >&2'
+        server = start_sshd("noisy", f"ForceCommand {noisy}")
     config = ssh_config(server)
-    if "welcome" not in ssh(config, "true"):
-        server = start_sshd("noisier", 'ForceCommand echo welcome; echo motd >&2; sh -c "$SSH_ORIGINAL_COMMAND"; echo bye')
-        config = ssh_config(server)
     assert "welcome" in ssh(config, "true")
     (tmp_path / "a").write_bytes(b"\x00\xff" * 100_000)
     with connect("device", config=config) as device:
@@ -134,7 +138,7 @@ def test_fish_as_login_shell(start_sshd, ssh_config, tmp_path):  # S07
     assert "posix" not in ssh(config, "d=/tmp; echo posix")
     (tmp_path / "a").write_bytes(b"data")
     with connect("device", config=config) as device:
-        assert device.run(["sh", "-c", "d=it\\'s; printf '%s' \"$d\\\\\" \"$1\"", "sh", "'\\'"]).text == "it's\\'\\'"
+        assert device.run(["sh", "-c", 'd=it\\\'s; printf \'%s\' "$d\\\\" "$1"', "sh", "'\\'"]).text == "it's\\'\\'"
         assert device.run(["false"], check=False).status == 1
         device.put(tmp_path / "a", "~/it's")
         assert (server.home / "it's").read_bytes() == b"data"
@@ -151,7 +155,7 @@ def test_a_frozen_peer_ends_by_our_own_deadline(start_sshd, ssh_config):  # S09
     server = start_sshd("frozen")
     with SSHConnection("device", config=ssh_config(server), silence_s=0.7) as device:
         device.run(["true"])
-        sessions = [pid for pid in descendants(server.pid)]
+        sessions = descendants(server.pid)
         assert sessions
         try:
             for pid in sessions:
@@ -169,7 +173,10 @@ def test_a_frozen_peer_ends_by_our_own_deadline(start_sshd, ssh_config):  # S09
 @pytest.mark.parametrize("what", ["command", "upload", "held"])
 def test_a_link_that_goes_silent_ends_by_our_own_deadline(sshd, ssh_config, tmp_path, what):
     (tmp_path / "a").write_bytes(bytes(20_000_000))
-    with Relay(sshd.port) as relay, SSHConnection("device", config=ssh_config(sshd, Port=relay.port), silence_s=0.7) as device:
+    with (
+        Relay(sshd.port) as relay,
+        SSHConnection("device", config=ssh_config(sshd, Port=relay.port), silence_s=0.7) as device,
+    ):
         device.run(["true"])
         started = time.monotonic()
         with pytest.raises(HostError, match="fell silent.*"):
@@ -188,9 +195,12 @@ def test_a_link_that_goes_silent_ends_by_our_own_deadline(sshd, ssh_config, tmp_
 
 def test_a_link_that_is_cut_leaves_nothing_under_the_name(sshd, ssh_config, tmp_path):  # S03
     (tmp_path / "a").write_bytes(bytes(20_000_000))
-    with Relay(sshd.port, cut_after=3_000_000) as relay, connect("device", config=ssh_config(sshd, Port=relay.port)) as device:
-        with pytest.raises(TransferError, match="broke"):
-            device.put(tmp_path / "a", "~/cut")
+    with (
+        Relay(sshd.port, cut_after=3_000_000) as relay,
+        connect("device", config=ssh_config(sshd, Port=relay.port)) as device,
+        pytest.raises(TransferError, match="broke"),
+    ):
+        device.put(tmp_path / "a", "~/cut")
     assert wait_until(lambda: not list(sshd.home.glob("cut*")))
 
 
@@ -246,10 +256,3 @@ def descendants(pid: int) -> list[int]:
         more = {child for child, parent in parents.items() if parent in found} - found
         found, grew = found | more, bool(more)
     return sorted(found - {pid})
-
-
-def wait_until(condition, within_s: float = 5) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()

@@ -35,7 +35,9 @@ def test_a_host_is_taken_apart(host, parts):
     assert ssh_config.parse(host) == parts
 
 
-@pytest.mark.parametrize("host", ["", "@host", "host:", "host:x", "host:0", "host:70000", "a b", "-oProxyCommand=id", "[::1", "a/b"])
+@pytest.mark.parametrize(
+    "host", ["", "@host", "host:", "host:x", "host:0", "host:70000", "a b", "-oProxyCommand=id", "[::1", "a/b"]
+)
 def test_what_is_no_host_is_refused(host):
     with pytest.raises(UsageError, match="is not a host"):
         ssh_config.parse(host)

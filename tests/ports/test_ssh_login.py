@@ -62,7 +62,9 @@ def test_strict_host_key_checking_accept_new_of_the_configuration_counts(sshd, s
 
 
 @pytest.mark.parametrize("accept_new", [False, True])
-def test_a_changed_host_key_is_refused_with_both_fingerprints(sshd, start_sshd, ssh_config, tmp_path, accept_new):  # S10
+def test_a_changed_host_key_is_refused_with_both_fingerprints(
+    sshd, start_sshd, ssh_config, tmp_path, accept_new
+):  # S10
     other = start_sshd("other")
     known = (other.folder / "host_key.pub").read_text().split()
     file = tmp_path / "known_hosts"

@@ -1,0 +1,55 @@
+"""Deploy: push, validate, activate, under one lock; what fails leaves the device with the release that it had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeopt.errors import EdgeoptError
+from edgeopt.flows.activate import Activated, switch
+from edgeopt.flows.place import locked
+from edgeopt.flows.push import KEEP, Pushed, push_to
+from edgeopt.flows.validate import How, Validated, validate_at
+from edgeopt.ports.connection import Connection
+from edgeopt.progress import SILENT, Progress, log
+from edgeopt.runtime.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What each step did."""
+
+    pushed: Pushed
+    validated: Validated
+    activated: Activated
+
+    def as_dict(self) -> dict:
+        return {
+            "pushed": self.pushed.as_dict(),
+            "report": self.validated.report.model_dump(mode="json"),
+            "activated": self.activated.as_dict(),
+        }
+
+
+def deploy(
+    artifact: Artifact,
+    connection: Connection,
+    how: How | None = None,
+    *,
+    root: str | None = None,
+    keep: int = KEEP,
+    progress: Progress = SILENT,
+) -> Deployed:
+    """Push `artifact`, measure it on the device, and activate it where it passes; an undecided check does not stop it.
+
+    What a step raises is raised here, and `current` then is what it was before. A release that failed stays staged,
+    for a look at it, until newer releases displace it. See push, validate and activate for the errors.
+    """
+    with locked(connection, root or artifact.manifest.root, artifact.manifest.name) as place:
+        try:
+            pushed = push_to(place, artifact, keep=keep, progress=progress)
+            validated = validate_at(place, artifact, how, progress=progress)
+            validated.check()
+            return Deployed(pushed, validated, switch(place, place.state(), artifact.digest))
+        except EdgeoptError:
+            log.warning("%s: %s was not activated", place.where, artifact.digest[:12])
+            raise
