@@ -34,14 +34,17 @@ class Progress:
         if not self._shown:
             yield lambda amount: None
             return
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bars
-        from rich.progress import TimeRemainingColumn, TransferSpeedColumn
 
-        counts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-        columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
-        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        counts = (
+            [progress.DownloadColumn(), progress.TransferSpeedColumn()]
+            if unit == "bytes"
+            else [progress.MofNCompleteColumn()]
+        )
+        columns = [progress.TextColumn("{task.description}"), progress.BarColumn(), *counts]
+        console = Console(stderr=True)
+        with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bars:
             task = bars.add_task(label, total=total)
             yield lambda amount: bars.advance(task, amount)
 

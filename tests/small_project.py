@@ -81,11 +81,13 @@ YAML = {
 }
 
 
-def write_project(folder: Path, *, without: tuple[str, ...] = (), data: str = "", model: str = "", **changes) -> Path:
-    """The project in `folder`; `without` leaves keys out, `changes` replace them, `data` and `model` are appended."""
+def write_project(
+    folder: Path, *, without: tuple[str, ...] = (), data_code: str = "", model_code: str = "", **changes
+) -> Path:
+    """The project in `folder`; `without` leaves keys out, `changes` replace them, `data_code` and `model_code` are appended."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.py").write_text(MODEL + model)
-    (folder / "data.py").write_text(DATA + data)
+    (folder / "model.py").write_text(MODEL + model_code)
+    (folder / "data.py").write_text(DATA + data_code)
     values = {key: value for key, value in {**YAML, **changes}.items() if key not in without}
     (folder / "edgeopt.yaml").write_text(json.dumps(values))  # JSON is YAML
     return folder

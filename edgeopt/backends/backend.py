@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edgeopt.errors import LoweringError
+from edgeopt.errors import LoweringError, SpaceError
 from edgeopt.program import ExportedGraph, OnnxGraph, Program
 from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal
 from edgeopt.spec.profile import Profile
@@ -46,6 +46,11 @@ def precision_of(program: Program) -> str:
     """'int8' where the program holds integer arithmetic (Q/DQ operators or integer kernels), else 'fp32'."""
     integer = isinstance(program, ExportedGraph | OnnxGraph) and program.integer
     return "int8" if integer else "fp32"
+
+
+def disk_full(path: Path) -> SpaceError:
+    """The error of a file that found no space."""
+    return SpaceError("the disk is full", where=str(path), todo="free space, or build on another disk")
 
 
 def refusal(candidate: str, why: LoweringError | str) -> Lowered:

@@ -8,6 +8,7 @@ is read back, checked, and run in onnxruntime against the program.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import warnings
@@ -19,7 +20,7 @@ import torch
 
 from edgeopt import digest
 from edgeopt.backends import onnx_check, onnx_file, onnx_legacy, opset, torchscript
-from edgeopt.backends.backend import precision_of
+from edgeopt.backends.backend import disk_full, precision_of
 from edgeopt.backends.onnx_file import OnnxFile
 from edgeopt.errors import LoweringError
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature, graph
@@ -56,8 +57,10 @@ def write(
             onnx_file.remove(path)
             log.info("%s: %s: %s", path.name, way.__name__.strip("_"), why.what)
             reasons.append(why.what)
-        except BaseException:
+        except BaseException as why:
             onnx_file.remove(path)
+            if isinstance(why, OSError) and why.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise disk_full(path) from why
             raise
     raise LoweringError(
         "; then: ".join(dict.fromkeys(reasons)),
@@ -118,7 +121,8 @@ def _by_legacy_exporter(program: ExportedGraph | ScriptGraph, opset_max: int) ->
 
 def _exported(program: ExportedGraph) -> torch.export.ExportedProgram:
     try:
-        return graph.export(program)
+        with _quiet():
+            return graph.export(program)
     except Exception as why:
         raise LoweringError(
             f"the graph cannot be exported again with its dynamic axes: {onnx_file.first_line(why)}"
@@ -145,7 +149,7 @@ def _digest(program: Program) -> str:
     if isinstance(program, OnnxGraph):
         return digest.of_value([signature, onnx_file.digest_of(program.model)])
     if isinstance(program, ScriptGraph):
-        return digest.of_value([signature, torchscript.digest_of(program)])
+        return digest.of_value([signature, digest.of_bytes(torchscript.encode(program))])
     parts = [signature]
     for name, module in program.module.named_modules():
         if isinstance(module, torch.fx.GraphModule):

@@ -15,6 +15,7 @@ from edgeopt.spec.manifest import TensorSpec
 
 # Protobuf refuses messages of 2 GiB and more; the margin is for the graph around the weights.
 INLINE_LIMIT_BYTES = (1 << 31) - (1 << 24)
+_LINE_CHARACTERS = 300
 _SOURCE = "edgeopt.source"
 
 _DTYPES = {
@@ -118,9 +119,9 @@ def digest_of(model: onnx.ModelProto) -> str:
 
 
 def first_line(why: BaseException) -> str:
-    """The first line of an exception's message, for messages of our own."""
+    """The first line of an exception's message, for messages of our own; some exporters put a whole graph there."""
     text = str(why).strip()
-    return text.splitlines()[0] if text else type(why).__name__
+    return text.splitlines()[0][:_LINE_CHARACTERS] if text else type(why).__name__
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:

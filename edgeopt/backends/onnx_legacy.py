@@ -138,6 +138,10 @@ def _replace(module: GraphModule, dequantize: Node, target: torch._ops.OpOverloa
             value = source.args[0]
         elif source.op == "get_attr":
             value = _float_weight(module, dequantize, source)
+            if dtype == torch.int32:  # a bias: the exporter knows no 32-bit fake-quantize, and its floats are exact
+                dequantize.replace_all_uses_with(value)
+                module.graph.erase_node(dequantize)
+                return
         else:
             raise LoweringError(f"integers of '{source.name}' are used other than by dequantize")
         if _is(dequantize, "dequantize_per_channel"):
@@ -153,6 +157,8 @@ def _float_weight(module: GraphModule, dequantize: Node, source: Node) -> Node:
 
     def value(argument):
         if isinstance(argument, Node):
+            if argument.op != "get_attr":
+                raise LoweringError(f"the scale of the weight '{source.target}' is computed by '{argument.name}'")
             return operator.attrgetter(argument.target)(module)
         return argument
 

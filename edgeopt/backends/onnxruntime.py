@@ -42,7 +42,7 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
 def _options(profile: Profile) -> dict[str, Any]:
     """The keys that the runner sets on a session. Threads are left to the runner, which knows the device.
 
-    On a Jetson onnxruntime serves the CPU: its CUDA build is not among NVIDIA's packages.
+    On a Jetson the GPU is the backend tensorrt's, and onnxruntime serves the CPU.
     """
     on_gpu = profile.target.kind == "desktop"
     return {

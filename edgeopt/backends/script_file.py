@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import re
-import tempfile
-from pathlib import Path
 
 import torch
 
@@ -16,28 +15,24 @@ _NOT_ASCII = re.compile(r"\w*[^\W\x00-\x7f]\w*")
 _WRITTEN_BY_THE_WRITER = (".data/serialization_id",)
 
 
-def normalise(path: Path) -> None:
-    """Rewrite the TorchScript file at `path` without debug records (stack traces with this machine's paths).
+def normalised(data: bytes) -> bytes:
+    """A TorchScript file without debug records, which are stack traces with paths of this machine.
 
     Names of classes that the process's history numbers are numbered from 0, and local names outside ASCII replaced.
     Raises LoweringError for an attribute or a class whose name is not ASCII.
     """
-    reader = torch._C.PyTorchFileReader(str(path))
+    reader = torch._C.PyTorchFileReader(io.BytesIO(data))
     names = [n for n in reader.get_all_records() if not n.endswith(".debug_pkl") and n not in _WRITTEN_BY_THE_WRITER]
-    records = {name: reader.get_record(name) for name in names}
-    del reader
-    records = _in_ascii(records, path)
+    records = _in_ascii({name: reader.get_record(name) for name in names})
     numbers = _numbers(records)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        # The writer names the archive's root folder after the file.
-        part = Path(folder) / path.name
-        writer = torch._C.PyTorchFileWriter(str(part))
-        for name, data in records.items():
-            if name.startswith("code/") or name.endswith(".pkl"):
-                name, data = _renumber(name.encode(), numbers).decode(), _renumber(data, numbers)
-            writer.write_record(name, data, len(data))
-        writer.write_end_of_file()
-        part.replace(path)
+    written = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(written)
+    for name, record in records.items():
+        if name.startswith("code/") or name.endswith(".pkl"):
+            name, record = _renumber(name.encode(), numbers).decode(), _renumber(record, numbers)
+        writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+    return written.getvalue()
 
 
 def _numbers(records: dict[str, bytes]) -> dict[bytes, bytes]:
@@ -52,28 +47,27 @@ def _renumber(text: bytes, numbers: dict[bytes, bytes]) -> bytes:
     return _MANGLED.sub(lambda m: b"___torch_mangle_" + numbers[m.group(1)], text)
 
 
-def _in_ascii(records: dict[str, bytes], path: Path) -> dict[str, bytes]:
+def _in_ascii(records: dict[str, bytes]) -> dict[str, bytes]:
     """The records with local names outside ASCII replaced, which torch writes and cannot read (pytorch issue 73608)."""
     return {
-        name: _local_names(name, data.decode(), path).encode() if name.startswith("code/") else data
+        name: _local_names(name, data.decode()).encode() if name.startswith("code/") else data
         for name, data in records.items()
     }
 
 
-def _local_names(name: str, code: str, path: Path) -> str:
+def _local_names(name: str, code: str) -> str:
     if not name.isascii():
-        raise _refused(name, path)
+        raise _refused(name)
     for i, word in enumerate(dict.fromkeys(_NOT_ASCII.findall(code))):
         # an attribute's name stands in the pickled data as well, and text in quotes is the model's own
         if re.search(rf"\.{word}\b|^ *{word} :|\"[^\"\n]*{word}", code, re.MULTILINE):
-            raise _refused(word, path)
+            raise _refused(word)
         code = re.sub(rf"\b{word}\b", f"renamed_{i}", code)
     return code
 
 
-def _refused(word: str, path: Path) -> LoweringError:
+def _refused(word: str) -> LoweringError:
     return LoweringError(
         f"the name '{word}' is not ASCII, and torch cannot load such a file again",
-        where=path.name,
         todo="rename it in the model",
     )

@@ -6,16 +6,16 @@ torch 1.10.2, 2.1.2 and 2.13). The runner optimises after it has loaded.
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
 import torch
 
-from edgeopt import digest
 from edgeopt.backends import script_file, script_reload, script_source
-from edgeopt.backends.backend import Lowered, precision_of, refusal
+from edgeopt.backends.backend import Lowered, disk_full, precision_of, refusal
 from edgeopt.backends.onnx_file import first_line
 from edgeopt.errors import LoweringError
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph
@@ -61,30 +61,41 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
 def save(program: ExportedGraph | ScriptGraph, path: Path) -> None:
     """Write the frozen program: no path of this machine in it, the same bytes in every process.
 
-    Raises LoweringError where the program has no TorchScript form or holds names that torch cannot load.
+    Raises LoweringError where the program has no TorchScript form or holds names that torch cannot load, and
+    SpaceError where the disk is full; no file is left then.
     """
-    with _deprecated():
-        module = frozen(program) if isinstance(program, ExportedGraph) else program.module
-        torch.jit.save(module, str(path))
     try:
-        script_file.normalise(path)
-    except LoweringError:
-        path.unlink()
+        path.write_bytes(encode(program))
+    except OSError as why:
+        path.unlink(missing_ok=True)
+        if why.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from why
         raise
 
 
-def digest_of(program: ScriptGraph) -> str:
-    """sha256 of the file that `save` writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / FILE_NAME
-        save(program, path)
-        return digest.of_file(path)
+def encode(program: ExportedGraph | ScriptGraph) -> bytes:
+    """The bytes of the file that `save` writes.
+
+    torch writes to memory: its own writer of files ends the process where the disk is full.
+    """
+    module = frozen(program) if isinstance(program, ExportedGraph) else program.module
+    written = io.BytesIO()
+    try:
+        with _deprecated():
+            torch.jit.save(module, written)
+    except RuntimeError as why:
+        raise LoweringError(f"torch cannot save the program: {first_line(why)}", where=FILE_NAME) from why
+    return script_file.normalised(written.getvalue())
 
 
 def frozen(program: ExportedGraph) -> torch.jit.ScriptModule:
     """The program as a frozen TorchScript module, sizes of dynamic axes kept as expressions."""
-    with _deprecated():
-        return torch.jit.freeze(scripted(program.module))
+    script = scripted(program.module)
+    try:
+        with _deprecated():
+            return torch.jit.freeze(script)
+    except RuntimeError as why:
+        raise LoweringError(f"TorchScript cannot freeze the program: {first_line(why)}") from why
 
 
 def scripted(module: torch.fx.GraphModule) -> torch.jit.ScriptModule:
@@ -110,7 +121,7 @@ def _untested(profile: Profile, target_python: str | None) -> tuple[str, ...]:
         return ()
     return (
         f"not test-loaded: the target runs torch {_versions(target)}, this machine "
-        f"{torch.__version__.split('+')[0]}; give an interpreter that has the target's torch as --target-python",
+        f"{torch.__version__.split('+')[0]}; it needs an interpreter here that has the target's torch",
     )
 
 

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-
 from edgeopt.capture import guard, inputs, onnx_file, script
 from edgeopt.capture.declined import Declined
 from edgeopt.capture.eager import Eager, check_repeatable
@@ -49,11 +47,6 @@ def capture(project: Project, *, progress: Progress) -> Program:
     return dataclasses.replace(program, reference=reference, notes=(*why_not, *notes))
 
 
-def run(program: ExportedGraph | ScriptGraph, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The captured program's named outputs for named inputs."""
-    return graph.run(program, arrays)  # both kinds take and return flat tensors
-
-
 def _load(project: Project) -> tuple[Eager, tuple[Way, ...]]:
     specs = inputs.input_specs(project)
     if project.kind == "torchscript":
@@ -93,7 +86,7 @@ def _first_faithful(
         for name, way in ways:
             try:
                 program = way(model, signature, copy_inputs=copy_inputs, seed=project.seed)
-                why = guard.disagreement(partial(run, program), tried, noise)
+                why = guard.disagreement(partial(graph.run, program), tried, noise)
                 if why is None:
                     notes = [f"not captured by {n}: {reason}" for n, reason, _ in declined]
                     notes.append(f"captured by {name}, equal to eager in {len(tried)} calls")

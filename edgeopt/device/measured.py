@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeopt.device.runner import Refs, Response, Run
+from edgeopt.errors import DataError
 from edgeopt.runtime import evaluation, tensors
 from edgeopt.runtime.compare import output_errors, top1_agreement
 from edgeopt.spec.manifest import Axis, Candidate, Feed, TensorSpec
@@ -52,13 +53,18 @@ def candidate_result(candidate: Candidate, response: Response, asked: Questions)
     fixed = {"name": candidate.name, "runtime": candidate.runtime, "precision": candidate.precision, "flags": run.flags}
     if run.failure is not None:
         return CandidateResult(**fixed, failure=f"{run.failure.kind}: {run.failure.message}")
+    try:
+        closeness = _closeness(candidate.name, response, asked)
+    except DataError as why:  # an output of another size than the reference: this candidate's fault, not the build's
+        return CandidateResult(**fixed, failure=f"run: {why.what}")
     return CandidateResult(
         **fixed,
         load_s=run.load_s,
         first_call_ms=None if run.first_call_s is None else 1e3 * run.first_call_s,
         peak_rss_mb=None if run.peak_rss_bytes is None else run.peak_rss_bytes / (1 << 20),
+        metrics=_metrics(candidate.name, response, asked),
         **_latency(run),
-        **_accuracy(candidate.name, response, asked),
+        **closeness,
     )
 
 
@@ -73,30 +79,29 @@ def _latency(run: Run) -> dict[str, float | int | None]:
     return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "calls": len(calls), "noise": noise}
 
 
-def _accuracy(name: str, response: Response, asked: Questions) -> dict[str, object]:
-    """Errors over every feed that has the unoptimised model's outputs; metrics by replaying `evaluate`."""
-    judged = [
-        (feed_id, feed)
-        for feed_id, feed in [*_named("reference", asked.reference), *_named("cases", asked.cases)]
-        if feed.outputs
-    ]
+def _closeness(name: str, response: Response, asked: Questions) -> dict[str, float | None]:
+    """Errors over every feed that has the unoptimised model's outputs, and a classifier's agreement."""
+    every = [*_named("reference", asked.reference), *_named("cases", asked.cases)]
+    judged = [(feed_id, feed) for feed_id, feed in every if feed.outputs]
     given = [{key: tensors.read(asked.folder, ref) for key, ref in feed.outputs.items()} for _, feed in judged]
     found = [response.outputs(name, feed_id) for feed_id, _ in judged]
     errors = output_errors(given, found).values()
-    out: dict[str, object] = {
+    return {
         "sqnr_db": min((e.sqnr_db for e in errors), default=None),
         "max_abs_error": max((e.max_abs for e in errors), default=None),
+        "top1_agreement": _agreement(given, found) if asked.classifier and given else None,
     }
-    if asked.classifier:
-        out["top1_agreement"] = _agreement(given, found)
-    if asked.evaluate is not None:
-        out["metrics"] = evaluation.replay(
-            asked.evaluate,
-            _Lazy(asked.cases, lambda i: {k: tensors.read(asked.folder, r) for k, r in asked.cases[i].inputs.items()}),
-            _Lazy(asked.cases, lambda i: response.outputs(name, f"cases/{i}")),
-            base=asked.base,
-        )
-    return out
+
+
+def _metrics(name: str, response: Response, asked: Questions) -> dict[str, float]:
+    """What `evaluate` gives for the candidate's answers to the recorded cases; {} without it."""
+    if asked.evaluate is None:
+        return {}
+    inputs = _Lazy(
+        asked.cases, lambda i: {key: tensors.read(asked.folder, ref) for key, ref in asked.cases[i].inputs.items()}
+    )
+    outputs = _Lazy(asked.cases, lambda i: response.outputs(name, f"cases/{i}"))
+    return evaluation.replay(asked.evaluate, inputs, outputs, base=asked.base)
 
 
 def _agreement(given: Sequence[dict[str, np.ndarray]], found: Sequence[dict[str, np.ndarray]]) -> float:

@@ -130,7 +130,7 @@ class _Build:
         for refusal in refused:
             self._listener.refused(refusal)
         if not kept:
-            raise _nothing_left(refused)
+            raise _nothing_left(refused, job)
         made = assemble.manifest(staging, captured, job, reference, judged_by, kept, tuple(recipes), tuple(refused))
         return self._publish(staging, made, kept, rows)
 
@@ -257,8 +257,9 @@ def _workdir_lock(workdir: Path) -> Iterator[None]:
         yield
 
 
-def _nothing_left(refused: list[Refusal]) -> LoweringError:
+def _nothing_left(refused: list[Refusal], job: Job) -> LoweringError:
     lines = "\n".join(f"  - {r.candidate}: {r.reason}" for r in refused)
     return LoweringError(
-        f"no candidate can be shipped:\n{lines}", todo="loosen the limits, or choose other backends in the profile"
-    )
+        f"no candidate can be shipped:\n{lines}", where=f"{job.project.source}, profile {job.profile.name}",
+        todo="loosen the limits, or choose other backends in the profile",
+    )  # fmt: skip

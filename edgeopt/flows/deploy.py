@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeopt.errors import EdgeoptError
+from edgeopt.errors import DeviceError, EdgeoptError
 from edgeopt.flows.activate import Activated, switch
-from edgeopt.flows.place import locked
+from edgeopt.flows.place import Place, locked
 from edgeopt.flows.push import KEEP, Pushed, push_to
 from edgeopt.flows.validate import How, Validated, validate_at
 from edgeopt.ports.connection import Connection
@@ -39,17 +39,28 @@ def deploy(
     keep: int = KEEP,
     progress: Progress = SILENT,
 ) -> Deployed:
-    """Push `artifact`, measure it on the device, and activate it where it passes; an undecided check does not stop it.
+    """Push `artifact`, measure it on the device, and activate it where it passes.
 
-    What a step raises is raised here, and `current` then is what it was before. A release that failed stays staged,
-    for a look at it, until newer releases displace it. See push, validate and activate for the errors.
+    An undecided check does not stop it, such as a metric whose project is not at hand; a device on which no
+    candidate ran does, since nothing is proven then: DeviceError. What a step raises is raised here, and `current`
+    then is what it was before. A release that failed stays staged, for a look at it, until newer releases displace
+    it. See push, validate and activate for the errors.
     """
     with locked(connection, root or artifact.manifest.root, artifact.manifest.name) as place:
         try:
             pushed = push_to(place, artifact, keep=keep, progress=progress)
             validated = validate_at(place, artifact, how, progress=progress)
             validated.check()
+            if validated.selection is None:
+                raise _unproven(place, validated)
             return Deployed(pushed, validated, switch(place, place.state(), artifact.digest))
         except EdgeoptError:
             log.warning("%s: %s was not activated", place.where, artifact.digest[:12])
             raise
+
+
+def _unproven(place: Place, validated: Validated) -> DeviceError:
+    return DeviceError(
+        f"no candidate ran on the device, so nothing is proven: {validated.report.reason}", where=place.where,
+        todo="build its engines there; 'edgeopt activate' switches to the release unproven",
+    )  # fmt: skip

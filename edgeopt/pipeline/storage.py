@@ -20,7 +20,7 @@ def save(program: Program, details: dict[str, Any], folder: Path) -> None:
     are never serialised.
     """
     (folder / _DETAILS).write_bytes(digest.canonical_json(details))
-    if isinstance(program, ExportedGraph) and program.qat_state is not None:
+    if isinstance(program, ExportedGraph) and program.qat_state is not None and not program.integer:
         import torch
 
         torch.save(program.qat_state, folder / _QAT_STATE)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
 from edgeopt.program.program import ExportedGraph, ScriptGraph, Signature
+
+
+def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of the module with tensors of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree warns when a graph is copied
+        return copy.deepcopy(module)
 
 
 def to_tensors(signature: Signature, inputs: dict[str, np.ndarray]) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from edgeopt.quant.data import empty
 from edgeopt.quant.prepare import Prepared
 
 # What is handed back of the first batches, for bias correction: it holds these samples' activations in memory.
-KEPT_SAMPLES = 32
+KEPT_SAMPLES = 16
 KEPT_ELEMENTS = 16_000_000
 
 

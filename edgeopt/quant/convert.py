@@ -30,7 +30,9 @@ def from_batches(
     """Post-training quantization on at most `limit` batches {input name: array}; the first ones also correct biases."""
     prepared = prepare(program, quantization, keep_float=keep_float)
     first = calibrate(prepared, batches, limit=limit, progress=progress)
-    corrected = correct_biases(prepared.module, first, progress=progress)
+    corrected = 0
+    if quantization.ranges != "percentile":  # what is clipped shifts by input, not evenly: a bias makes it worse
+        corrected = correct_biases(prepared.module, first, progress=progress)
     integer, report = convert(prepared)
     return integer, dataclasses.replace(report, biases_corrected=corrected)
 
@@ -52,6 +54,7 @@ def convert(prepared: Prepared) -> tuple[ExportedGraph, QuantReport]:
     """The integer program of a calibrated or trained one, which is used up by it; weights are stored as int8."""
     findings.fit_biases(prepared.module)
     warnings = findings.range_warnings(prepared.module)
-    module = pt2e.convert_pt2e(prepared.module, use_reference_representation=False, fold_quantize=True)
+    with torch.random.fork_rng(devices=()):  # torchao traces its patterns with random inputs
+        module = pt2e.convert_pt2e(prepared.module, use_reference_representation=False, fold_quantize=True)
     program = prepared.program.after("quantize", module=module, integer=True)
     return program, dataclasses.replace(prepared.report, warnings=warnings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +38,11 @@ def prepare(
     Deterministic: the same program and settings give the same names, so that a state_dict of one preparation loads
     into another. ProjectError where `keep_float` names nothing of the model.
     """
-    module = copy.deepcopy(program.module)
+    module = graph.copied(program.module)
     _complete_metadata(module, program)
     quantizer = PlacementQuantizer(quantization.placement, scheme.scheme_for(quantization, qat=qat), tuple(keep_float))
-    module = (pt2e.prepare_qat_pt2e if qat else pt2e.prepare_pt2e)(module, quantizer)
+    with torch.random.fork_rng(devices=()):  # torchao traces its patterns with random inputs
+        module = (pt2e.prepare_qat_pt2e if qat else pt2e.prepare_pt2e)(module, quantizer)
     report = report_of(_in_words(quantization), quantizer.decisions)
     return Prepared(program, quantization, module, report, qat)
 

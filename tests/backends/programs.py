@@ -52,7 +52,7 @@ def case(
         values=values or {},
     )
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed=0)
-    flat = _Flat(module).eval()
+    flat = Flat(module).eval()
     with torch.no_grad():
         exported = torch.export.export(
             flat,
@@ -65,7 +65,9 @@ def case(
     return Case(replace(program, reference=(call,)), module)
 
 
-class _Flat(nn.Module):
+class Flat(nn.Module):
+    """A module whose outputs are a flat tuple, as a program's are."""
+
     def __init__(self, inner: nn.Module):
         super().__init__()
         self.inner = inner

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from edgeopt.backends import onnx_check, onnx_export, onnx_file, onnx_legacy
 from edgeopt.errors import LoweringError
-from edgeopt.program import OnnxGraph
+from edgeopt.program import OnnxGraph, ScriptGraph, graph
+from tests.backends.programs import Flat
 from tests.backends.programs import case as make_case
 
 # the older exporter is deprecated as a whole; onnx_export silences it, these tests call it directly
@@ -216,3 +217,44 @@ def test_a_declared_axis_that_the_graph_fixes_is_refused(case, tmp_path):
     with pytest.raises(LoweringError):
         onnx_export.write(changed, tmp_path, opset_max=17)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_that_is_only_torchscript_gets_its_onnx_file(case, tmp_path):
+    program = case("residual").program
+    example = tuple(graph.to_tensors(program.signature, program.reference[0].inputs))
+    module = torch.jit.freeze(torch.jit.trace(Flat(case("residual").eager).eval(), example))
+    scripted = ScriptGraph(signature=program.signature, reference=program.reference, module=module)
+    file = onnx_export.write(scripted, tmp_path, opset_max=13)
+    assert file.opset == 13
+    inputs = case("residual").inputs(batch=6)
+    assert largest_error(case("residual").expected(inputs), run(tmp_path / file.name, inputs)) < 1e-5
+
+
+def test_an_int32_bias_becomes_its_float_value_on_the_second_way(tmp_path):
+    class Model(torch.nn.Module):
+        """A linear layer whose bias is int32 at the scale of its accumulator, as the placement for x86 stores it."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", torch.randint(-127, 128, (4, 8), dtype=torch.int8))
+            self.register_buffer("bias", torch.randint(-5000, 5000, (4,), dtype=torch.int32))
+            self.register_buffer("scale", torch.full((4,), 0.01))
+            self.register_buffer("bias_scale", torch.full((4,), 0.001))
+            self.register_buffer("zero", torch.zeros(4, dtype=torch.int64))
+
+        def forward(self, x):
+            q = torch.ops.quantized_decomposed
+            weight = q.dequantize_per_channel(self.weight, self.scale, self.zero, 0, -128, 127, torch.int8)
+            bias = q.dequantize_per_channel(self.bias, self.bias_scale, self.zero, 0, -(2**31), 2**31 - 1, torch.int32)
+            x = q.quantize_per_tensor(x, 0.1, 0, -128, 127, torch.int8)
+            return F.linear(q.dequantize_per_tensor(x, 0.1, 0, -128, 127, torch.int8), weight, bias)
+
+    torch.manual_seed(0)
+    made = make_case(
+        Model(), {"x": ("float32", "n", 8)}, {"y": ("float32", "n", 4)}, axes={"n": (1, 2, 8)}, integer=True
+    )
+    module = onnx_legacy.fake_quantized(made.program.module)
+    inputs = made.inputs(n=5)
+    (found,) = module(*graph.to_tensors(made.program.signature, inputs))
+    assert largest_error(made.expected(inputs), [found.numpy()]) < 1e-4

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import subprocess
 import sys
+import tempfile
 import warnings
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from edgeopt.backends import script_file, script_reload, script_source, torchscript
-from edgeopt.errors import LoweringError
+from edgeopt.backends import onnx_export, script_file, script_reload, script_source, torchscript
+from edgeopt.errors import LoweringError, SpaceError
 from edgeopt.program import ScriptGraph, graph
 from tests.backends.programs import case as make_case
 
@@ -99,7 +103,7 @@ def test_integer_programs_and_unknown_targets_are_refused(case, profile, tmp_pat
     (refused,) = torchscript.lower(case("integer").program, profile("x86-cpu"), tmp_path).refused
     assert refused.candidate == "torchscript-int8" and "Q/DQ" in refused.reason
     (refused,) = torchscript.lower(case("residual").program, profile("xavier"), tmp_path).refused
-    assert "torch 1.11 to 2.1" in refused.reason and "--target-python" in refused.reason
+    assert "torch 1.11 to 2.1" in refused.reason and "interpreter" in refused.reason
     assert list(tmp_path.iterdir()) == []
 
 
@@ -243,8 +247,30 @@ def test_control_flow_of_an_exported_graph_is_refused_by_name():
         script_source.source(made.program.module)
 
 
-def test_a_file_is_normalised_once_and_for_all(saved, tmp_path):
-    path = tmp_path / "float.pt"
-    path.write_bytes(saved("residual").read_bytes())
-    script_file.normalise(path)
-    assert path.read_bytes() == saved("residual").read_bytes()
+def test_a_file_is_normalised_once_and_for_all(saved):
+    data = saved("residual").read_bytes()
+    assert script_file.normalised(data) == data
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(case):
+    with full_disk() as folder:
+        with pytest.raises(SpaceError, match="the disk is full"):
+            torchscript.save(case("residual").program, folder / "float.pt")
+        with pytest.raises(SpaceError, match="the disk is full"):
+            onnx_export.write(case("residual").program, folder, opset_max=17)
+        assert list(folder.iterdir()) == []
+
+
+@contextlib.contextmanager
+def full_disk():
+    """A folder on a tmpfs of 64 KB, half a file of ours."""
+    with tempfile.TemporaryDirectory() as name:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", name], capture_output=True, text=True
+        )
+        if mounted.returncode:
+            pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", name], check=True)

@@ -55,6 +55,7 @@ def corrupt_onnx(folder: Path) -> dict:
     return {"model": "model.onnx", "calibration": None, "evaluate": None}
 
 
+# ruff: noqa: E501
 CASES = {
     # name: (project keys left out, changes or a function of the folder, appended data.py, code, words in the message)
     "misspelt key": (PLAIN, {"calibrations": "x.py:y"}, "", 4, ["unknown key 'calibrations'", "did you mean 'calibration'"]),
@@ -108,7 +109,7 @@ def test_one_message_its_exit_code_and_nothing_left(name, tmp_path, capsys, monk
         changes = changes(folder)
     dropped = tuple(key for key, value in changes.items() if value is None)
     write_project(
-        folder, without=(*without, *dropped), data=data, **{k: v for k, v in changes.items() if v is not None}
+        folder, without=(*without, *dropped), data_code=data, **{k: v for k, v in changes.items() if v is not None}
     )
     argv = ["build", "--profile", "x86-cpu", "--project", str(folder), "--out", str(tmp_path / "out.edgeopt")]
     found, err = fails(capsys, monkeypatch, tmp_path, argv)
@@ -156,10 +157,10 @@ def test_two_builds_of_one_project_at_once(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A tmpfs of 300 KiB: too small for the artifact, large enough for the project."""
+    """A tmpfs of 100 KiB: too small for the artifact, large enough for the project."""
     place = tmp_path / "small"
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)], capture_output=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)], capture_output=True)
     if done.returncode != 0:
         absent("a tmpfs cannot be mounted here (it needs root)")
     yield place

@@ -13,6 +13,7 @@ from edgeopt.flows.deploy import deploy
 from edgeopt.flows.validate import How
 from edgeopt.ports.connect import connect
 from edgeopt.runtime.artifact import Artifact
+from edgeopt.spec.manifest import Candidate
 from tests.tiny import tiny_artifact
 
 QUICK = How(python=sys.executable, rounds=1, calls=3, threads=1)
@@ -103,3 +104,11 @@ def test_every_failure_says_what_to_do(device, root, tmp_path):
         deploy(other(tmp_path, limits={"latency_ms": 1e-6}), device, QUICK, root=str(root))
     assert failed.value.where and failed.value.todo
     assert not (root / "tiny" / "current").exists()
+
+
+def test_what_no_runtime_there_can_run_is_unproven_and_not_active(device, root, running, tmp_path):
+    engine = Candidate(name="tensorrt-fp16", runtime="tensorrt", precision="fp16", file="float.onnx")
+    artifact = other(tmp_path, candidates=[engine])
+    with pytest.raises(DeviceError, match="nothing is proven"):
+        deploy(artifact, device, QUICK, root=str(root))
+    assert current(root) == running

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from edgeopt.program import graph
 from tests.passes.support import assert_equal, optimized, program, targets
 
 
@@ -140,3 +144,64 @@ def test_what_nothing_reads_goes():
     result, _ = optimized(program(Model(), ("N", 3)))
     assert targets(result) == ["aten.linear.default"]
     assert list(dict(result.module.named_parameters())) == ["inner.used.weight", "inner.used.bias"]
+
+
+def writes_to_an_input(self, x):
+    x.add_(1)
+    y = x.relu_()
+    return y * 2
+
+
+def test_a_write_to_an_input_stays():
+    given = program(model(writes_to_an_input), (2, 3))
+    result, records = optimized(given)
+    assert len(records["out_of_place"].declined) == 2
+    for module in (given.module, result.module):
+        x = torch.tensor([[-3.0, -1.0, 0.0], [1.0, 2.0, 3.0]])
+        with torch.no_grad():
+            (got,) = module(x)
+        assert x.tolist() == [[0, 0, 1], [2, 3, 4]]
+        assert got.tolist() == [[0, 0, 2], [4, 6, 8]]
+
+
+_MAKE = (
+    "{a} + 1", "{a} * 2", "{a}.clone()", "{a}.relu()", "F.dropout({a}, 0.5, False)", "{a}.detach()", "{a}[:]",
+    "{a}.view(-1).view(4, 3)", "{a}.to(torch.float32)", "{a}.t().t()", "{a} - {b}", "{a}.add_({b})", "{a}.mul_(0.5)",
+    "{a}.sub_({b}).relu_()", "{a}.expand(4, 3)", "{a}.type_as({b})", "{a}.chunk(1)[0]", "self.table.sum() + {a}",
+    "{a}.select(0, 0).expand(4, 3).clone()",
+)  # fmt: skip
+_WRITE = ("{a}.add_(1)", "{a}[0].mul_(2)", "{a}[:, 1] = 5.0", "{a}.copy_({b} * 3)", "F.relu({a}, inplace=True)",
+          "torch.mul({b}, 2, out={a})")  # fmt: skip
+
+
+def random_forward(seed: int):
+    """A forward of two (4, 3) inputs that makes, views and writes to tensors at random."""
+    choose = random.Random(seed)
+    names, lines = ["x", "y"], ["x = x.clone()", "y = y * 1"] if seed % 3 else []
+    for i in range(choose.randint(3, 9)):
+        a, b = choose.choice(names), choose.choice(names)
+        if choose.random() < 0.3:
+            lines.append(choose.choice(_WRITE).format(a=a, b=b))
+        else:
+            lines.append(f"t{i} = " + choose.choice(_MAKE).format(a=a, b=b))
+            names.append(f"t{i}")
+    returned = ", ".join(choose.sample(names, min(3, len(names))))
+    scope = {"F": F, "torch": torch}
+    exec("def forward(self, x, y):\n    " + "\n    ".join([*lines, f"return ({returned},)"]), scope)
+    return scope["forward"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_of_views_and_writes(seed):
+    forward = random_forward(seed)
+    module = model(lambda self, x: x)
+    type(module).forward = forward
+    given = program(module, (4, 3), (4, 3))
+    result, records = optimized(given)
+    assert [r.name for r in records.values() if r.status == "dropped"] == []
+    inputs = graph.synthetic(given.signature, {}, seed)
+    before, after = (graph.to_tensors(given.signature, inputs) for _ in range(2))
+    with torch.no_grad():
+        want, got = given.module(*before), result.module(*after)
+    for a, b in zip((*want, *before), (*got, *after), strict=True):
+        np.testing.assert_array_equal(a, b)

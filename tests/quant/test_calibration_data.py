@@ -28,7 +28,9 @@ BAD = {
     "one input more": ({**GOOD, "mask": GOOD["x"]}, "has unknown mask", "calibration batch 2"),
     "no dict": (GOOD["x"], "must be a dict of input name to array, not ndarray", "calibration batch 2"),
     "a dtype": ({"x": GOOD["x"].astype(np.float64)}, "float64 where float32", "calibration batch 2, input 'x'"),
-    "a size": ({"x": np.ones((4, 3, 16, 20), np.float32)}, "dimension 3 is 20 where 16", "calibration batch 2, input 'x'"),
+    "a size": (
+        {"x": np.ones((4, 3, 16, 20), np.float32)}, "dimension 3 is 20 where 16", "calibration batch 2, input 'x'",
+    ),
     "no batch axis": ({"x": np.ones((3, 16, 16), np.float32)}, "3 dimensions", "calibration batch 2, input 'x'"),
     "too large": (
         {"x": np.ones((65, 3, 16, 16), np.float32)}, r"axis 'batch' \(dimension 0\) is 65, outside its range 1 to 64",
@@ -97,7 +99,7 @@ def project(folder, function: str):
     return project_for_model(
         "model.py:net", folder=folder,
         inputs={"x": {"shape": ["batch", 3, 16, 16]}}, axes={"batch": {"min": 1, "opt": 2, "max": 64}},
-        overrides={"project.calibration": f"data.py:{function}", "project.calibration_batches": "3"},
+        overrides={"calibration": f"data.py:{function}", "calibration_batches": "3"},
     )  # fmt: skip
 
 
