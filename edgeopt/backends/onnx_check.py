@@ -30,13 +30,14 @@ def compare(program: Program, path: Path) -> None:
     original = None
     if isinstance(program, OnnxGraph):
         original = _session(program.model.SerializeToString(), options, "the model given")
+    within = equality.tolerance(program)
     for case in equality.cases(program):
         if original is None:
             expected = equality.expected(program, case.inputs)
         else:
             expected = _run(original, case.inputs, program.signature.output_names, "the model given")
         found = _run(session, case.inputs, program.signature.output_names, path.name)
-        equality.require(expected, found, words=case.words, file=path.name, integer=integer)
+        equality.require(expected, found, within, words=case.words, file=path.name)
 
 
 def require_integer_weights(path: Path) -> None:

@@ -50,9 +50,11 @@ def write(
     reasons = []
     for way in _ways(program):
         try:
-            model = onnx_file.clean(way(program, opset_max), program.signature, source)
+            model = onnx_file.clean(way(program, opset_max), program.signature)
             onnx_file.save(model, path, inline_limit_bytes=inline_limit_bytes)
-            return _proved(program, path, opset_max)
+            file = _proved(program, path, opset_max)
+            onnx_file.note_source(path, source)
+            return file
         except LoweringError as why:
             onnx_file.remove(path)
             log.info("%s: %s: %s", path.name, way.__name__.strip("_"), why.what)

@@ -16,7 +16,6 @@ from edgeopt.spec.manifest import TensorSpec
 # Protobuf refuses messages of 2 GiB and more; the margin is for the graph around the weights.
 INLINE_LIMIT_BYTES = (1 << 31) - (1 << 24)
 _LINE_CHARACTERS = 300
-_SOURCE = "edgeopt.source"
 
 _DTYPES = {
     TensorProto.DOUBLE: "float64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16",
@@ -42,7 +41,7 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
-def clean(model: onnx.ModelProto, signature: Signature, source: str) -> onnx.ModelProto:
+def clean(model: onnx.ModelProto, signature: Signature) -> onnx.ModelProto:
     """`model` without traces of this machine, its axes under the user's names, its IR the oldest that fits.
 
     Exporters note stack traces, file paths and symbols such as `s77`; none of them belongs in a file that is
@@ -54,7 +53,6 @@ def clean(model: onnx.ModelProto, signature: Signature, source: str) -> onnx.Mod
     _require_names(model.graph, signature)
     _name_axes(model.graph, signature)
     model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
-    model.metadata_props.add(key=_SOURCE, value=source)
     return model
 
 
@@ -87,17 +85,24 @@ def read_back(path: Path) -> OnnxFile:
 
 
 def source_of(path: Path) -> str | None:
-    """The digest of the program that the file at `path` was written from, or None."""
-    if not path.is_file():
-        return None
-    model = onnx.load(path, load_external_data=False)
-    return next((p.value for p in model.metadata_props if p.key == _SOURCE), None)
+    """The digest of the program that the file at `path` was written from, where `note_source` noted it."""
+    note = _note(path)
+    return note.read_text() if note.is_file() and path.is_file() else None
+
+
+def note_source(path: Path, source: str) -> None:
+    """Note beside the file which program it was written from; not in it, since names in a graph are no content."""
+    _note(path).write_text(source)
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(f".{path.name}.source")
 
 
 def remove(path: Path) -> None:
-    """Delete the file and its external data."""
-    path.unlink(missing_ok=True)
-    path.with_name(path.name + ".data").unlink(missing_ok=True)
+    """Delete the file, its external data and the note of its source."""
+    for file in (path, path.with_name(path.name + ".data"), _note(path)):
+        file.unlink(missing_ok=True)
 
 
 def check_interface(file: OnnxFile, signature: Signature) -> None:

@@ -28,7 +28,7 @@ def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str) -> s
             refs = answer["outputs"][str(i)]
             found = {k: tensors.read(folder, TensorRef(**refs[k])) for k in program.signature.output_names}
             wanted = equality.expected(program, case.inputs)
-            equality.require(wanted, found, words=case.words, file=path.name, integer=False)
+            equality.require(wanted, found, equality.FLOAT, words=case.words, file=path.name)
     return version
 
 

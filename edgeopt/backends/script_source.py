@@ -55,7 +55,7 @@ def source(module: GraphModule) -> Source:
             values = ", ".join(_text(v, "Tensor", names) for v in node.args[0])
             lines.append(f"return ({values},)")
         elif not _is_assertion(node):
-            names[node] = f"v{len(names)}"
+            names[node] = f"v{len(lines)}"
             lines.append(f"{names[node]} = {_call(node, names)}")
     head = f"def forward({', '.join(['self', *arguments])}):"
     return Source("\n    ".join([head, *lines]) + "\n", tensors)

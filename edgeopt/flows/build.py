@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class _Build:
     def _build_in(self, staging: Path) -> Built:
         from edgeopt.pipeline import assemble, lowering
         from edgeopt.pipeline.baseline import CASES_FILE, baseline
+        from edgeopt.pipeline.gates import fastest_float
 
         job, by_name = self._job, {stage.name: stage for stage in STAGES}
         captured = self._stage(by_name["capture"], None)
@@ -108,7 +110,8 @@ class _Build:
 
         optimized = self._stage(by_name["optimize"], captured)
         lowered = lowering.lower(optimized, job, self._cache, self._keys["optimize"], staging)
-        rows = list(self._gate("after optimize", staging, lowered.candidates, captured, reference, judged_by))
+        gate = partial(self._gate, staging, captured=captured, reference=reference, judged_by=judged_by)
+        rows = last = gate("after optimize", lowered.candidates, rounds=3, calls=15)
         recipes, refused = [*lowered.recipes], [*lowered.refused]
 
         integer = optimized
@@ -117,10 +120,10 @@ class _Build:
         if integer is not optimized and integer.integer:
             lowered = lowering.lower(integer, job, self._cache, self._keys["reoptimize"], staging)
             recipes, refused = [*recipes, *lowered.recipes], [*refused, *lowered.refused]
-            # float again, so that integer and float are timed in one interleaved run
-            floats = tuple(row.candidate for row in rows if row.kept)
-            both = self._gate("after reoptimize", staging, floats + lowered.candidates, captured, reference, judged_by)
-            rows = [row for row in rows if not row.kept] + list(both)
+            # the best float again, so that integer and float are timed in one interleaved run
+            again = fastest_float(rows, {row.candidate.name: _size(staging, row.candidate.file) for row in rows})
+            last = gate("after reoptimize", again + lowered.candidates, rounds=5, calls=40)
+            rows = tuple(row for row in rows if row.candidate not in again) + last
         else:
             skipped = next(r for r in reversed(self._stages) if r.name in ("quantize", "qat") and r.skipped)
             refused.append(Refusal(candidate="int8", reason=skipped.skipped))
@@ -132,14 +135,17 @@ class _Build:
         if not kept:
             raise _nothing_left(refused, job)
         made = assemble.manifest(staging, captured, job, reference, judged_by, kept, tuple(recipes), tuple(refused))
-        return self._publish(staging, made, kept, rows)
+        to_choose = tuple(row for row in last if row.kept) or kept
+        return self._publish(staging, made, to_choose, rows)
 
-    def _gate(self, name, staging, candidates, captured, reference, judged_by):
+    def _gate(self, staging, name, candidates, *, captured, reference, judged_by, rounds, calls):
         from edgeopt.pipeline.gates import run_gate
 
         if not candidates:
             return ()
-        rows = run_gate(staging, candidates, captured.signature, reference, judged_by, self._job)
+        rows = run_gate(
+            staging, candidates, captured.signature, reference, judged_by, self._job, rounds=rounds, calls=calls
+        )
         for row in rows:
             self._listener.gate(name, row)
         return rows
@@ -179,6 +185,10 @@ class _Build:
 def _project_file(project: Project) -> Path:
     """The absolute path of the project's file, for `validate`, whose evaluate it finds there."""
     return project.folder / Path(project.source.partition(" with --set ")[0]).name
+
+
+def _size(folder: Path, file: str) -> int:
+    return (folder / file).stat().st_size
 
 
 def _cached(cache: StageCache, key: str, out: Path) -> Built | None:

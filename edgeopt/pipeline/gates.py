@@ -59,11 +59,12 @@ def target_is_here(profile: Profile) -> bool:
 
 def run_gate(
     folder: Path, candidates: tuple[Candidate, ...], signature: Signature, feeds: tuple[Feed, ...],
-    baseline: Baseline, job: Job,
+    baseline: Baseline, job: Job, *, rounds: int, calls: int,
 ) -> tuple[GateRow, ...]:  # fmt: skip
     """Run the candidates whose files lie in `folder`, interleaved, each in a process of its own, and judge them.
 
-    `feeds` are the reference calls; the tensors of reference and cases lie below `folder` too.
+    `feeds` are the reference calls; the tensors of reference and cases lie below `folder` too. Where this machine is
+    the target, `rounds` times `calls` of each candidate are timed.
     """
     evaluate = user_evaluate(job) if job.project.evaluate else None
     asked = Questions(
@@ -71,7 +72,7 @@ def run_gate(
     )
     at_hand = target_is_here(job.profile)
     here = [c if at_hand else _stand_in(c) for c in candidates]
-    timing = Timing(timing_feed(signature.inputs, signature.axes, feeds), max_s=10)
+    timing = Timing(timing_feed(signature.inputs, signature.axes, feeds), rounds=rounds, calls=calls, max_s=10)
     request = Request(
         folder=str(folder.resolve()), candidates=here, inputs=signature.inputs, outputs=signature.outputs,
         feeds=asked.feeds, timing=timing if at_hand else None,
@@ -90,6 +91,15 @@ def run_gate(
         )
         for candidate, ran, result in zip(candidates, here, results, strict=True)
     )
+
+
+def fastest_float(rows: tuple[GateRow, ...], sizes: dict[str, int]) -> tuple[Candidate, ...]:
+    """The float candidate to time integer ones against; none where nothing was timed."""
+    timed = [row.result for row in rows if row.kept and row.result.p50_ms is not None]
+    if not timed:
+        return ()
+    best = choice.fastest(timed, sizes)
+    return tuple(row.candidate for row in rows if row.candidate.name == best.name)
 
 
 def choose(rows: tuple[GateRow, ...], profile: Profile, sizes: dict[str, int]) -> Selection:

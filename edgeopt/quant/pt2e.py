@@ -68,7 +68,6 @@ __all__ = [
     "QuantizationSpec",
     "Quantizer",
     "SharedQuantizationSpec",
-    "DerivedQuantizationSpec",
     "convert_pt2e",
     "prepare_pt2e",
     "prepare_qat_pt2e",

@@ -30,9 +30,7 @@ def parse_overrides(settings: Iterable[str]) -> tuple[dict[str, str], dict[str, 
         scope, dot, key = name.strip().partition(".")
         where = f"--set {setting}"
         if not equals:
-            raise UsageError(
-                "a setting needs a value", where=where, todo="write it as --set profile.KEY=VALUE"
-            )
+            raise UsageError("a setting needs a value", where=where, todo="write it as --set profile.KEY=VALUE")
         if scope not in out:
             near = did_you_mean(scope, SCOPES)
             raise UsageError(
@@ -41,9 +39,7 @@ def parse_overrides(settings: Iterable[str]) -> tuple[dict[str, str], dict[str, 
                 where=where, todo="write --set project.KEY=VALUE or --set profile.KEY=VALUE",
             )  # fmt: skip
         if not dot or not all(key.split(".")):
-            raise UsageError(
-                "a setting needs a key", where=where, todo=f"write it as --set {scope}.KEY=VALUE"
-            )
+            raise UsageError("a setting needs a key", where=where, todo=f"write it as --set {scope}.KEY=VALUE")
         parse_value(text, source=where, error=UsageError)
         out[scope][key] = text
     return out["project"], out["profile"]
@@ -91,9 +87,7 @@ def _check_known(model: Any, parts: list[str], *, scope: str, where: str, error:
         if below is None:
             if mapping_in(annotation) is None:
                 above = ".".join(parts[:position])
-                raise error(
-                    f"'{above}' has no keys below it", where=where, todo=f"set {scope}.{above} itself"
-                )
+                raise error(f"'{above}' has no keys below it", where=where, todo=f"set {scope}.{above} itself")
             annotation = mapping_in(annotation)
             continue
         if part not in below.model_fields:

@@ -121,14 +121,10 @@ def _find(name_or_path: str) -> tuple[Path, str | None]:
         near = did_you_mean(name, profile_names())
         raise ProfileError(
             f"there is no profile '{name}'" + (f", did you mean '{near}'?" if near else ""),
-            todo="choose one of: "
-            + ", ".join(profile_names())
-            + "; or give the path of a file ending in .yaml",
+            todo="choose one of: " + ", ".join(profile_names()) + "; or give the path of a file ending in .yaml",
         )
     if "@" in name_or_path and not at:
-        raise ProfileError(
-            f"'{name_or_path}' names no JetPack after '@'", todo=f"write {name}@JETPACK, or {name}"
-        )
+        raise ProfileError(f"'{name_or_path}' names no JetPack after '@'", todo=f"write {name}@JETPACK, or {name}")
     return path, at or None
 
 
@@ -211,9 +207,7 @@ def _target(file: ProfileFile, row: jetpack.Release | None, source: str) -> Targ
             dla_cores=module.dla_cores, l4t=row.l4t, python=row.python, cuda=row.cuda, cudnn=row.cudnn,
             tensorrt=row.tensorrt, torch=TorchRange(min=row.torch_min, max=row.torch_max),
         )  # fmt: skip
-    facts |= {
-        key: value for key in TargetFile.model_fields if (value := getattr(file.target, key)) is not None
-    }
+    facts |= {key: value for key in TargetFile.model_fields if (value := getattr(file.target, key)) is not None}
     for key in ("kind", "arch"):
         if key not in facts:
             raise ProfileError(
@@ -242,9 +236,7 @@ def _mechanism(file: ProfileFile, target: Target) -> str:
     return "explicit-qdq" if version >= (8,) and int8 else "weak-flags"
 
 
-def _for_torch(
-    fuser: Fuser, fusion: Fusion, target: Target
-) -> tuple[dict[str, Any], Fusion, tuple[str, ...]]:
+def _for_torch(fuser: Fuser, fusion: Fusion, target: Target) -> tuple[dict[str, Any], Fusion, tuple[str, ...]]:
     """The flags that the target's torch has; each that it lacks becomes a note: nothing goes silently."""
     flags = {key: value for key, value in fuser if value is not None}
     newest = jetpack.version_tuple(target.torch.max) if target.torch and target.torch.max else None
@@ -256,9 +248,7 @@ def _for_torch(
             notes.append(f"fusion.strategy left out: torch {target.torch.max} is older than 1.11")
         if flags.get("nvfuser") and (newest >= (2, 2) or newest < (1, 11)):
             del flags["nvfuser"]
-            notes.append(
-                f"fuser.nvfuser left out: torch {target.torch.max}; nvFuser is usable from 1.11 to 2.1"
-            )
+            notes.append(f"fuser.nvfuser left out: torch {target.torch.max}; nvFuser is usable from 1.11 to 2.1")
         if "onednn_fusion" in flags and newest < (2, 1):
             del flags["onednn_fusion"]
             notes.append(f"fuser.onednn_fusion left out: torch {target.torch.max} is older than 2.1")

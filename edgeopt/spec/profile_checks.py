@@ -59,23 +59,15 @@ def _machine(target: Target) -> list[tuple[str, str, str]]:
     if target.kind == "cpu":
         for key in ("sm", "tensorrt", "cuda", "l4t"):
             if getattr(target, key) is not None:
-                out.append(
-                    (f"target.{key}", "a target of kind cpu has no GPU", "remove it, or set target.kind")
-                )
+                out.append((f"target.{key}", "a target of kind cpu has no GPU", "remove it, or set target.kind"))
     elif target.sm is None:
-        out.append(
-            ("target.sm", f"a target of kind {target.kind} needs its compute capability", 'add sm: "8.7"')
-        )
+        out.append(("target.sm", f"a target of kind {target.kind} needs its compute capability", 'add sm: "8.7"'))
     x86_only = [f for f in target.cpu_features if f.startswith(("avx", "sse", "amx"))]
     arm_only = [f for f in target.cpu_features if f.startswith(("asimd", "neon", "sve", "i8mm"))]
     if target.arch == "aarch64" and x86_only:
-        out.append(
-            ("target.cpu_features", f"{x86_only[0]} is an x86 feature; the target is aarch64", "remove it")
-        )
+        out.append(("target.cpu_features", f"{x86_only[0]} is an x86 feature; the target is aarch64", "remove it"))
     if target.arch == "x86_64" and arm_only:
-        out.append(
-            ("target.cpu_features", f"{arm_only[0]} is an ARM feature; the target is x86_64", "remove it")
-        )
+        out.append(("target.cpu_features", f"{arm_only[0]} is an ARM feature; the target is x86_64", "remove it"))
     if target.vnni and target.arch != "x86_64":
         out.append(("target.vnni", "VNNI is an x86 instruction set; the target is aarch64", "remove the key"))
     return out
@@ -87,23 +79,17 @@ def _gpu(profile: Profile) -> list[tuple[str, str, str]]:
         what = f"the module {target.module}" if target.module else f"a target of kind {target.kind}"
         out.append(("dla", f"{what} has no DLA", "remove the key"))
     elif profile.dla and "tensorrt" not in profile.backends:
-        out.append(
-            ("dla", "only TensorRT uses the DLA, and it is no backend here", "add tensorrt to backends")
-        )
+        out.append(("dla", "only TensorRT uses the DLA, and it is no backend here", "add tensorrt to backends"))
     if "tensorrt" in profile.backends and target.sm is None:
         out.append(("backends", "TensorRT needs an NVIDIA GPU; the target has none", "remove tensorrt"))
     elif "tensorrt" in profile.backends and target.tensorrt is None:
-        out.append(
-            ("target.tensorrt", "the backend tensorrt needs the target's version", 'add tensorrt: "10.3"')
-        )
+        out.append(("target.tensorrt", "the backend tensorrt needs the target's version", 'add tensorrt: "10.3"'))
     if len(set(profile.backends)) != len(profile.backends):
         out.append(("backends", "a backend stands twice", "name each once"))
     if profile.fuser.get("fuse_on_gpu") and target.sm is None:
         out.append(("fuser.fuse_on_gpu", "the target has no GPU", "remove the key"))
     if profile.fuser.get("nvfuser") and target.sm is None:
-        out.append(
-            ("fuser.nvfuser", "nvFuser compiles for NVIDIA GPUs; the target has none", "remove the key")
-        )
+        out.append(("fuser.nvfuser", "nvFuser compiles for NVIDIA GPUs; the target has none", "remove the key"))
     return out
 
 
@@ -120,9 +106,7 @@ def _precisions(profile: Profile) -> list[tuple[str, str, str]]:
             fix = f"remove {precision}"
             if precision == "int8" and "onnxruntime" not in profile.backends:
                 fix += ", or add onnxruntime to backends for the CPU's int8"
-            distinct = dict.fromkeys(
-                f"{r} (backend {b})" for r, b in zip(reasons, profile.backends, strict=True)
-            )
+            distinct = dict.fromkeys(f"{r} (backend {b})" for r, b in zip(reasons, profile.backends, strict=True))
             out.append(("precision.allowed", f"{precision} cannot run here: " + "; ".join(distinct), fix))
     return out + _mechanism(profile)
 
@@ -131,15 +115,11 @@ def _mechanism(profile: Profile) -> list[tuple[str, str, str]]:
     target, mechanism = profile.target, profile.precision.mechanism
     if target.tensorrt is None or target.sm is None:
         wrong = (
-            None
-            if mechanism == "cpu"
-            else "the target has no TensorRT, so its precision is the CPU's or the file's"
+            None if mechanism == "cpu" else "the target has no TensorRT, so its precision is the CPU's or the file's"
         )
     elif jetpack.version_tuple(target.tensorrt) >= (11,):
         # TensorRT 11 removed the fp16 and int8 builder flags and implicit quantization (facts, finding 5; H)
-        wrong = (
-            None if mechanism == "strong-typed" else f"TensorRT {target.tensorrt} builds strongly typed only"
-        )
+        wrong = None if mechanism == "strong-typed" else f"TensorRT {target.tensorrt} builds strongly typed only"
     elif mechanism == "cpu":
         wrong = f"the target builds with TensorRT {target.tensorrt}"
     elif mechanism == "strong-typed" and jetpack.version_tuple(target.tensorrt) < (10,):
@@ -149,9 +129,7 @@ def _mechanism(profile: Profile) -> list[tuple[str, str, str]]:
     else:
         wrong = None
     return (
-        [("precision.mechanism", f"{mechanism}: {wrong}", "remove the key: it follows from TensorRT")]
-        if wrong
-        else []
+        [("precision.mechanism", f"{mechanism}: {wrong}", "remove the key: it follows from TensorRT")] if wrong else []
     )
 
 
@@ -169,16 +147,10 @@ def _quantization(profile: Profile) -> list[tuple[str, str, str]]:
     q, target, out = profile.quantization, profile.target, []
     here = {"x86_64": "onnxruntime-x86", "aarch64": "onnxruntime-arm"}[target.arch]
     if q.placement == "tensorrt" and target.sm is None:
-        out.append(
-            ("quantization.placement", "Q/DQ for TensorRT, but the target has no GPU", f"set it to {here}")
-        )
+        out.append(("quantization.placement", "Q/DQ for TensorRT, but the target has no GPU", f"set it to {here}"))
     if q.placement.startswith("onnxruntime") and q.placement != here:
-        out.append(
-            ("quantization.placement", f"{q.placement}, but the target is {target.arch}", f"set it to {here}")
-        )
+        out.append(("quantization.placement", f"{q.placement}, but the target is {target.arch}", f"set it to {here}"))
     if q.placement == "tensorrt" and q.activations != "int8-symmetric":
         # TensorRT reads Q/DQ with zero point 0 only (facts, 'Q/DQ for TensorRT'; H)
-        out.append(
-            ("quantization.activations", "TensorRT needs a zero point of 0", "set it to int8-symmetric")
-        )
+        out.append(("quantization.activations", "TensorRT needs a zero point of 0", "set it to int8-symmetric"))
     return out

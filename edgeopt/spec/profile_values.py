@@ -16,22 +16,16 @@ from edgeopt.spec.values import Value
 
 def _quoted(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError(
-            f'a version must be in quotes, as in "{value}": YAML reads an unquoted 3.10 as the number 3.1'
-        )
+        raise ValueError(f'a version must be in quotes, as in "{value}": YAML reads an unquoted 3.10 as the number 3.1')
     return value
 
 
-VersionText = Annotated[
-    StrictStr, BeforeValidator(_quoted), Field(pattern=r"^\d+(\.\d+)*([.+a-z][0-9A-Za-z.+]*)?$")
-]
+VersionText = Annotated[StrictStr, BeforeValidator(_quoted), Field(pattern=r"^\d+(\.\d+)*([.+a-z][0-9A-Za-z.+]*)?$")]
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 BackendName = Literal["onnxruntime", "torchscript", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "tensorrt"]
-FusionPattern = Literal[
-    "conv_bn", "linear_bn", "conv_activation", "conv_add", "add_activation", "layer_norm", "gelu"
-]
+FusionPattern = Literal["conv_bn", "linear_bn", "conv_activation", "conv_add", "add_activation", "layer_norm", "gelu"]
 Step = tuple[Literal["STATIC", "DYNAMIC"], Annotated[int, Field(strict=True, ge=0, le=100)]]
 Argv = tuple[Annotated[StrictStr, Field(min_length=1)], ...]
 
@@ -55,18 +49,12 @@ class TargetFile(Value):
     tensorrt: VersionText | None = Field(None, description="TensorRT on the target")
     cuda: VersionText | None = Field(None, description="CUDA on the target")
     cudnn: VersionText | None = Field(None, description="cuDNN on the target")
-    memory_gb: StrictInt | None = Field(
-        None, ge=1, description="memory in GB, shared with the GPU on a Jetson"
-    )
-    cpu_features: tuple[StrictStr, ...] | None = Field(
-        None, description="names as in /proc/cpuinfo: avx2, asimddp"
-    )
+    memory_gb: StrictInt | None = Field(None, ge=1, description="memory in GB, shared with the GPU on a Jetson")
+    cpu_features: tuple[StrictStr, ...] | None = Field(None, description="names as in /proc/cpuinfo: avx2, asimddp")
     vnni: StrictBool | None = Field(
         None, description="x86: the CPU has AVX512-VNNI or AVX-VNNI, so 8-bit weights are exact"
     )
-    onnx_opset_max: StrictInt | None = Field(
-        None, ge=7, le=30, description="newest ONNX opset that the target reads"
-    )
+    onnx_opset_max: StrictInt | None = Field(None, ge=7, le=30, description="newest ONNX opset that the target reads")
 
 
 class Target(Value):
@@ -92,13 +80,9 @@ class Target(Value):
 class Precision(Value):
     """Which precisions may be tried. The fastest that keeps the accuracy is chosen by the gates."""
 
-    allowed: tuple[PrecisionName, ...] = Field(
-        ("fp32",), min_length=1, description="precisions that may be built"
-    )
+    allowed: tuple[PrecisionName, ...] = Field(("fp32",), min_length=1, description="precisions that may be built")
     keep_fp32: tuple[StrictStr, ...] = Field((), description="module paths or operator patterns kept in fp32")
-    mechanism: Mechanism | None = Field(
-        None, description="how precision is told to the runtime; follows from TensorRT"
-    )
+    mechanism: Mechanism | None = Field(None, description="how precision is told to the runtime; follows from TensorRT")
 
 
 class Fuser(Value):
@@ -107,47 +91,29 @@ class Fuser(Value):
     profiling_executor: StrictBool | None = Field(None, description="torch._C._jit_set_profiling_executor")
     profiling_mode: StrictBool | None = Field(None, description="torch._C._jit_set_profiling_mode")
     texpr_fuser: StrictBool | None = Field(None, description="torch._C._jit_set_texpr_fuser_enabled")
-    texpr_reductions: StrictBool | None = Field(
-        None, description="torch._C._jit_set_texpr_reductions_enabled"
-    )
-    fuse_on_cpu: StrictBool | None = Field(
-        None, description="torch._C._jit_override_can_fuse_on_cpu; needs LLVM"
-    )
+    texpr_reductions: StrictBool | None = Field(None, description="torch._C._jit_set_texpr_reductions_enabled")
+    fuse_on_cpu: StrictBool | None = Field(None, description="torch._C._jit_override_can_fuse_on_cpu; needs LLVM")
     fuse_on_gpu: StrictBool | None = Field(None, description="torch._C._jit_override_can_fuse_on_gpu")
-    nvfuser: StrictBool | None = Field(
-        None, description="torch._C._jit_set_nvfuser_enabled; torch 1.11 to 2.1"
-    )
-    onednn_fusion: StrictBool | None = Field(
-        None, description="torch.jit.enable_onednn_fusion; torch 2.1 and later"
-    )
-    optimize_for_inference: StrictBool | None = Field(
-        None, description="run after loading, never before saving"
-    )
+    nvfuser: StrictBool | None = Field(None, description="torch._C._jit_set_nvfuser_enabled; torch 1.11 to 2.1")
+    onednn_fusion: StrictBool | None = Field(None, description="torch.jit.enable_onednn_fusion; torch 2.1 and later")
+    optimize_for_inference: StrictBool | None = Field(None, description="run after loading, never before saving")
 
 
 class Fusion(Value):
     """Depth of TorchScript's specialisation, and the patterns that the graph passes may fuse."""
 
     strategy: tuple[Step, ...] = Field((), description="torch.jit.set_fusion_strategy; torch 1.11 and later")
-    patterns: tuple[FusionPattern, ...] = Field(
-        ("conv_bn", "linear_bn"), description="patterns fused before lowering"
-    )
+    patterns: tuple[FusionPattern, ...] = Field(("conv_bn", "linear_bn"), description="patterns fused before lowering")
 
 
 class Quantization(Value):
     """How int8 is done; what is left out follows from the target."""
 
     placement: Placement | None = Field(None, description="whose kernels the Q/DQ pairs are placed for")
-    activations: Literal["uint8-asymmetric", "int8-symmetric"] | None = Field(
-        None, description="activation scheme"
-    )
-    weight_bits: Literal[7, 8] | None = Field(
-        None, description="7 where int16 sums may saturate (x86 without VNNI)"
-    )
+    activations: Literal["uint8-asymmetric", "int8-symmetric"] | None = Field(None, description="activation scheme")
+    weight_bits: Literal[7, 8] | None = Field(None, description="7 where int16 sums may saturate (x86 without VNNI)")
     per_channel: StrictBool = Field(True, description="one scale an output channel for weights")
-    ranges: Literal["minmax", "moving-average", "percentile"] = Field(
-        "moving-average", description="range estimate"
-    )
+    ranges: Literal["minmax", "moving-average", "percentile"] = Field("moving-average", description="range estimate")
 
 
 class Container(Value):
@@ -169,9 +135,7 @@ class ProfileFile(Value):
     fuser: Fuser = Fuser()
     fusion: Fusion = Fusion()
     quantization: Quantization = Quantization()
-    backends: tuple[BackendName, ...] = Field(
-        ("onnxruntime",), min_length=1, description="in order of preference"
-    )
+    backends: tuple[BackendName, ...] = Field(("onnxruntime",), min_length=1, description="in order of preference")
     passes: dict[str, StrictBool] = Field({}, description="graph pass -> on or off")
     container: Container | None = None
     limits: Limits = Limits()

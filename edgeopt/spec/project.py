@@ -95,7 +95,7 @@ class Qat(Value):
     """Quantization-aware fine-tuning; runs only where `train` and `loss` are given."""
 
     epochs: StrictInt = Field(1, ge=1, description="passes over the training batches")
-    learning_rate: Number = Field(1e-4, gt=0, description="constant over the run")
+    learning_rate: Number = Field(1e-4, gt=0, description="at the first step; falls along a cosine to 0")
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
     weight_decay: Number = Field(0.0, ge=0)
     momentum: Number = Field(0.0, ge=0, lt=1, description="sgd only")

@@ -64,31 +64,31 @@ def for_efficientnet(pictures: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(((pictures - np.float32(127)) / np.float32(128)).transpose(0, 3, 1, 2))
 
 
-def _calibration(prepare: Callable) -> Iterator[dict[str, np.ndarray]]:
+def _calibration(prepare: Callable, name: str) -> Iterator[dict[str, np.ndarray]]:
     pictures = calibration_pictures()
     for start in range(0, len(pictures), 10):
-        yield {"image": prepare(pictures[start : start + 10])}
+        yield {name: prepare(pictures[start : start + 10])}
 
 
-def _top1(predict: Callable, prepare: Callable) -> dict[str, float]:
+def _top1(predict: Callable, prepare: Callable, name: str) -> dict[str, float]:
     pictures, labels = labelled()
-    found = [predict({"image": prepare(pictures[i : i + 5])})["output"].argmax(1) for i in range(0, len(pictures), 5)]
+    found = [predict({name: prepare(pictures[i : i + 5])})["output"].argmax(1) for i in range(0, len(pictures), 5)]
     return {"top1": 100 * float((np.concatenate(found) == labels).mean())}
 
 
 def mobilenet_calibration():
-    return _calibration(for_mobilenet)
+    return _calibration(for_mobilenet, "image")
 
 
 def mobilenet_evaluate(predict):
     """Top-1 accuracy in percent over the 20 labelled pictures."""
-    return _top1(predict, for_mobilenet)
+    return _top1(predict, for_mobilenet, "image")
 
 
 def efficientnet_calibration():
-    return _calibration(for_efficientnet)
+    return _calibration(for_efficientnet, "inputs")
 
 
 def efficientnet_evaluate(predict):
     """Top-1 accuracy in percent over the 20 labelled pictures."""
-    return _top1(predict, for_efficientnet)
+    return _top1(predict, for_efficientnet, "inputs")

@@ -102,7 +102,7 @@ def test_the_sum_that_saturates_elsewhere_is_right(tmp_path):
     assert session.run(None, {"x": x})[0].item() == pytest.approx(129540, rel=0.01)
 
 
-@pytest.mark.parametrize("bias", [5.0, 500.0, -5e4])
+@pytest.mark.parametrize("bias", [5.0, -5e4])
 @pytest.mark.parametrize("scale", [0.0, 1e-7])
 def test_a_bias_beside_vanishing_weights_is_kept(bias, scale, tmp_path):
     """An int32 bias at input scale times weight scale overflows where the weights of a channel nearly vanish."""
@@ -120,14 +120,11 @@ def test_a_bias_beside_vanishing_weights_is_kept(bias, scale, tmp_path):
 def test_a_percentile_leaves_out_a_far_outlier():
     """Q04: 1e5 normals and one 1000; the whole range has a scale of 3.9, the percentile about .035."""
     values = torch.randn(100_000)
-    for settings, expected in (({}, 0.035),):
-        observer = PercentileObserver(
-            dtype=torch.uint8, qscheme=torch.per_tensor_affine, quant_min=0, quant_max=255, **settings
-        )
-        for part in values.split(25_000):
-            observer(part)
-        observer(torch.tensor([1000.0]))
-        assert float(observer.calculate_qparams()[0]) == pytest.approx(expected, rel=0.2)
+    observer = PercentileObserver(dtype=torch.uint8, qscheme=torch.per_tensor_affine, quant_min=0, quant_max=255)
+    for part in values.split(25_000):
+        observer(part)
+    observer(torch.tensor([1000.0]))
+    assert float(observer.calculate_qparams()[0]) == pytest.approx(0.035, rel=0.2)
 
 
 def test_outliers_and_off_centre_ranges_are_reported_for_their_layer():
