@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def python(code: str, *args: str) -> list[str]:
 
 def machine() -> str:
     """The machine that the figures are of."""
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 

@@ -13,7 +13,12 @@ import time
 from interleaved import compare, python, report
 
 _HEAVY = ("torch", "paramiko", "numpy", "onnx", "onnxruntime", "pydantic")
-_TIMED = "import subprocess, sys, time\nt = time.perf_counter()\nsubprocess.run(sys.argv[1:], stdout=-3)\nprint(time.perf_counter() - t)"
+_TIMED = """
+import subprocess, sys, time
+started = time.perf_counter()
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(time.perf_counter() - started)
+"""
 
 
 def main(rounds: int = 15) -> None:

@@ -84,7 +84,7 @@ YAML = {
 def write_project(
     folder: Path, *, without: tuple[str, ...] = (), data_code: str = "", model_code: str = "", **changes
 ) -> Path:
-    """The project in `folder`; `without` leaves keys out, `changes` replace them, `data_code` and `model_code` are appended."""
+    """The project in `folder`; `without` leaves keys out, `changes` replace them, the code is appended to the files."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(MODEL + model_code)
     (folder / "data.py").write_text(DATA + data_code)

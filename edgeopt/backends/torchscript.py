@@ -121,7 +121,7 @@ def _untested(profile: Profile, target_python: str | None) -> tuple[str, ...]:
         return ()
     return (
         f"not test-loaded: the target runs torch {_versions(target)}, this machine "
-        f"{torch.__version__.split('+')[0]}; it needs an interpreter here that has the target's torch",
+        f"{torch.__version__.split('+')[0]}; --target-python names an interpreter here that has the target's",
     )
 
 

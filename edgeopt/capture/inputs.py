@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from edgeopt.errors import DataError, ProjectError
+from edgeopt.errors import ProjectError
 from edgeopt.program import Signature
-from edgeopt.spec.manifest import Axis, TensorSpec
+from edgeopt.spec.manifest import TensorSpec
 from edgeopt.spec.project import Project
 from edgeopt.spec.values import did_you_mean
 
@@ -70,69 +67,3 @@ def check_parameters(parameters: list[inspect.Parameter], specs: tuple[TensorSpe
                 f"forward needs '{p.name}', and the project has no such input", where=f"key 'inputs'; {where}",
                 todo=f"add '{p.name}' with its shape and dtype to 'inputs'",
             )  # fmt: skip
-
-
-def check_batch(
-    batch: Any, specs: tuple[TensorSpec, ...], axes: dict[str, Axis], *, where: str
-) -> dict[str, np.ndarray]:
-    """A batch of the user's data as named arrays that fit the declared inputs, else DataError.
-
-    Values may be arrays or tensors; names, dtypes, shapes and the ranges of axes must fit, and floats be finite.
-    """
-    if not isinstance(batch, dict):
-        raise DataError(
-            f"a batch must be a dict of input name to array, and is a {type(batch).__name__}", where=where,
-            todo="yield {" + ", ".join(f"'{s.name}': ..." for s in specs) + "}",
-        )  # fmt: skip
-    _check_names(batch, specs, where)
-    arrays = {spec.name: _array(batch[spec.name], spec, where) for spec in specs}
-    sizes: dict[str, int] = {}
-    for spec in specs:
-        _check_shape(arrays[spec.name], spec, axes, sizes, where)
-    return arrays
-
-
-def _check_names(batch: dict, specs: tuple[TensorSpec, ...], where: str) -> None:
-    names = [spec.name for spec in specs]
-    for key in batch:
-        if key not in names:
-            near = did_you_mean(str(key), names)
-            raise DataError(
-                f"a batch has '{key}', which is no input" + (f", did you mean '{near}'?" if near else ""),
-                where=where, todo="the inputs are: " + ", ".join(names),
-            )  # fmt: skip
-    for name in names:
-        if name not in batch:
-            raise DataError(f"a batch lacks the input '{name}'", where=where, todo="add it to every batch")
-
-
-def _array(value: Any, spec: TensorSpec, where: str) -> np.ndarray:
-    array = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-    if array.dtype.name != spec.dtype:
-        raise DataError(
-            f"'{spec.name}' is {array.dtype.name} and the project says {spec.dtype}", where=where,
-            todo=f"convert it to {spec.dtype}, or correct 'inputs.{spec.name}.dtype'",
-        )  # fmt: skip
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise DataError(
-            f"'{spec.name}' holds NaN or infinity",
-            where=where,
-            todo="leave such samples out, or mend how they are made",
-        )
-    return array
-
-
-def _check_shape(array: np.ndarray, spec: TensorSpec, axes: dict[str, Axis], sizes: dict[str, int], where: str) -> None:
-    fits = array.ndim == len(spec.shape)
-    for size, wanted in zip(array.shape, spec.shape, strict=False):
-        if isinstance(wanted, int):
-            fits = fits and size == wanted
-        else:
-            fits = fits and axes[wanted].min <= size <= axes[wanted].max and sizes.setdefault(wanted, size) == size
-    if not fits:
-        ranges = ", ".join(f"{n} {axes[n].min}..{axes[n].max}" for n in spec.shape if isinstance(n, str))
-        raise DataError(
-            f"'{spec.name}' has the shape {list(array.shape)}, which does not fit {list(spec.shape)}"
-            + (f" with {ranges}" if ranges else ""),
-            where=where, todo="correct the data, or the shape and the axes in the project",
-        )  # fmt: skip

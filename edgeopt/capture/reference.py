@@ -1,20 +1,21 @@
-"""The reference calls of a program: the user's data where there is some, else synthetic inputs."""
+"""The reference calls of a program: the user's data where there is some, else synthetic inputs.
+
+The first has the sizes to tune for, so that the device can time it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 
 from edgeopt.capture.guard import Model
-from edgeopt.capture.inputs import batch_axis, check_batch
-from edgeopt.errors import DataError, EdgeoptError
-from edgeopt.ports import user_code
-from edgeopt.program import Call, Signature, graph
+from edgeopt.capture.inputs import batch_axis
+from edgeopt.program import Call, Signature, data, graph
+from edgeopt.spec.manifest import Axis
 from edgeopt.spec.project import Project
 
-MAX_BATCH = 8  # reference calls travel with the artifact and are run on the device
+SECOND_BATCH = 8  # reference calls travel with the artifact and are run on the device
 _BATCHES = 2
 
 
@@ -28,47 +29,28 @@ def reference_calls(model: Model, signature: Signature, project: Project) -> tup
 
 
 def _synthetic_sizes(signature: Signature) -> list[dict[str, int]]:
-    """The sizes to tune for, with the batch cut, and the smallest; a larger batch where it is tuned for 1."""
+    """The sizes to tune for, and the smallest; a larger batch where it is tuned for the smallest."""
     batch = batch_axis(signature)
     first, second = graph.sizes(signature, "opt"), graph.sizes(signature, "min")
-    if batch is not None:
-        axis = signature.axes[batch]
-        first[batch] = max(axis.min, min(first[batch], MAX_BATCH))
-        if first == second:
-            second[batch] = min(axis.max, axis.min + 3)
+    if batch is not None and first == second:
+        second[batch] = min(signature.axes[batch].max, signature.axes[batch].min + 3)
     return [first] if first == second else [first, second]
 
 
 def _calibration_inputs(signature: Signature, project: Project) -> list[dict[str, np.ndarray]]:
-    where = f"key 'calibration': {project.calibration}"
-    function = user_code.load_attribute(project.calibration, project.folder, key="calibration")
-    batches = [
-        check_batch(batch, signature.inputs, signature.axes, where=f"{where}, batch {i}")
-        for i, batch in enumerate(_first(function, project))
-    ]
-    if not batches:
-        raise DataError("calibration gives no batches", where=where, todo="yield at least one batch")
+    given = list(itertools.islice(data.calibration_batches(project, signature), _BATCHES))
     batch = batch_axis(signature)
     if batch is None:
-        return batches
-    smallest = signature.axes[batch].min
-    return [_cut(signature, b, batch, limit) for b, limit in zip(batches, (MAX_BATCH, smallest), strict=False)]
+        return given
+    pairs = zip(_batch_sizes(signature.axes[batch]), itertools.cycle(given), strict=False)
+    return [_of_size(arrays, size) for size, arrays in pairs]
 
 
-def _first(function: Any, project: Project) -> list[Any]:
-    given = user_code.call(function, key="calibration", base=project.folder, error=DataError)
-    try:
-        return list(itertools.islice(iter(given), _BATCHES))
-    except EdgeoptError:
-        raise
-    except Exception as why:
-        raise DataError(
-            f"'calibration' failed: {type(why).__name__}: {why}",
-            where=user_code.user_line(why, project.folder) or f"key 'calibration': {project.calibration}",
-            todo="correct it there: it must return an iterable of {input name: array}",
-        ) from why  # fmt: skip
+def _batch_sizes(axis: Axis) -> tuple[int, ...]:
+    second = min(axis.max, max(axis.min, SECOND_BATCH))
+    return tuple(dict.fromkeys((axis.opt, second if second != axis.opt else axis.min)))
 
 
-def _cut(signature: Signature, arrays: dict[str, np.ndarray], axis: str, limit: int) -> dict[str, np.ndarray]:
-    size = max(signature.axes[axis].min, limit)
-    return {name: np.ascontiguousarray(array[:size]) for name, array in arrays.items()}
+def _of_size(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+    """The first `size` samples, repeated from the first where there are fewer."""
+    return {name: np.take(array, range(size), axis=0, mode="wrap") for name, array in arrays.items()}

@@ -15,10 +15,15 @@ import click
 @click.option("--out", metavar="DIR", help="The artifact's folder. Default: NAME.edgeopt in this folder.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Replace project.KEY or profile.KEY.")
 @click.option("--until", metavar="STAGE", help="Stop after a stage: capture, optimize, qat, quantize, reoptimize.")
+@click.option(
+    "--target-python",
+    metavar="PYTHON",
+    help="A Python here that has the target's torch: TorchScript is test-loaded by it.",
+)
 @click.option("--no-cache", is_flag=True, help="Do every stage again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the build as JSON.")
 @click.pass_obj
-def build(progress, model, profile_name, project_path, out, settings, until, no_cache, as_json):
+def build(progress, model, profile_name, project_path, out, settings, until, target_python, no_cache, as_json):
     """Build the artifact of a model for a profile.
 
     MODEL is file.py:factory, package.module:factory, an .onnx or a TorchScript file; without it, the model that
@@ -41,7 +46,13 @@ def build(progress, model, profile_name, project_path, out, settings, until, no_
     project_overrides, profile_overrides = parse_overrides(settings)
     profile = load_profile(profile_name, profile_overrides)
     project = find_project(model, Path(project_path), project_overrides)
-    job = Job(profile=profile, project=project, workdir=project.folder / WORKDIR, progress=progress)
+    job = Job(
+        profile=profile,
+        project=project,
+        workdir=project.folder / WORKDIR,
+        progress=progress,
+        target_python=target_python,
+    )
     place = Path(out or f"{project.name}.edgeopt").expanduser()
     lines = Lines(quiet=as_json)
     lines.start(project.name, profile)

@@ -123,7 +123,8 @@ class _Build:
             # the best float again, so that integer and float are timed in one interleaved run
             again = fastest_float(rows, {row.candidate.name: _size(staging, row.candidate.file) for row in rows})
             last = gate("after reoptimize", again + lowered.candidates, rounds=5, calls=40)
-            rows = tuple(row for row in rows if row.candidate not in again) + last
+            newer = {row.candidate.name: row for row in last}
+            rows = tuple(newer.pop(row.candidate.name, row) for row in rows) + tuple(newer.values())
         else:
             skipped = next(r for r in reversed(self._stages) if r.name in ("quantize", "qat") and r.skipped)
             refused.append(Refusal(candidate="int8", reason=skipped.skipped))

@@ -77,7 +77,7 @@ def _record_evaluate(program: Program, job: Job, folder: Path) -> None:
 
 
 def _record_calibration(program: Program, job: Job, folder: Path) -> None:
-    from edgeopt.quant import calibration_batches
+    from edgeopt.program.data import calibration_batches
 
     feeds: list[Feed] = []
     predict = predictor(program)

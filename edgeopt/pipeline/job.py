@@ -19,6 +19,7 @@ class Job:
     project: Project
     workdir: Path  # .edgeopt beside the project file: the stage cache and scratch files
     progress: Progress = SILENT
+    target_python: str | None = None  # an interpreter here that has the target's torch, to test-load TorchScript
 
     @property
     def seed(self) -> int:

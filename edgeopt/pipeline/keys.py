@@ -69,7 +69,9 @@ def stage_keys(job: Job) -> dict[str, str]:
         read["project"] = {k: project.get(k) for k in _PROJECT_KEYS[stage]}
         read["profile"] = {k: profile.get(k) for k in _PROFILE_KEYS[stage]}
         before = keys[stage] = digest.of_value(read)
-    keys["build"] = digest.of_value({"before": before, "project": project, "profile": profile})
+    keys["build"] = digest.of_value(
+        {"before": before, "project": project, "profile": profile, "target_python": job.target_python}
+    )
     return keys
 
 

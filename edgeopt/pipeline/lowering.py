@@ -29,7 +29,9 @@ class Files:
 
 def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path) -> Files:
     """Write the program's files into `folder` by each backend of the profile. A backend that fails is refused."""
-    place = digest.of_value({"program": key, "profile": job.profile.model_dump(mode="json")})
+    place = digest.of_value(
+        {"program": key, "profile": job.profile.model_dump(mode="json"), "target_python": job.target_python}
+    )
     found = cache.find("lower", place)
     if found is None:
         found = cache.store("lower", place, lambda part: _lower_into(program, job, part))
@@ -60,7 +62,7 @@ def _lower_into(program: Program, job: Job, folder: Path) -> None:
             refused.append(Refusal(candidate=candidate, reason="; ".join(reasons)))
             continue
         try:
-            lowered = backend.lower(program, job.profile, folder)
+            lowered = backend.lower(program, job.profile, folder, target_python=job.target_python)
         except EdgeoptError as why:
             log.debug("%s: %s", candidate, why)
             refused.append(Refusal(candidate=candidate, reason=why.what))

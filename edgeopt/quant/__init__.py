@@ -1,7 +1,6 @@
 """Integers: the quantizer, calibration, quantization-aware training, and what each of them found."""
 
-from edgeopt.quant.data import calibration_batches
 from edgeopt.quant.report import QuantReport
 from edgeopt.quant.stages import qat, quantize
 
-__all__ = ["QuantReport", "calibration_batches", "qat", "quantize"]
+__all__ = ["QuantReport", "qat", "quantize"]

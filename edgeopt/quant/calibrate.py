@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from edgeopt.program import batches as _batches
+from edgeopt.program.data import empty
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import batches as _batches
-from edgeopt.quant.data import empty
 from edgeopt.quant.prepare import Prepared
 
 # What is handed back of the first batches, for bias correction: it holds these samples' activations in memory.

@@ -31,7 +31,7 @@ def from_batches(
     prepared = prepare(program, quantization, keep_float=keep_float)
     first = calibrate(prepared, batches, limit=limit, progress=progress)
     corrected = 0
-    if quantization.ranges != "percentile":  # what is clipped shifts by input, not evenly: a bias makes it worse
+    if quantization.ranges != "percentile":  # measured: with clipped ranges a corrected bias agrees less (docs/numbers)
         corrected = correct_biases(prepared.module, first, progress=progress)
     integer, report = convert(prepared)
     return integer, dataclasses.replace(report, biases_corrected=corrected)

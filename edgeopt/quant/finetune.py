@@ -16,10 +16,10 @@ import torch
 
 from edgeopt.errors import DataError, StageError
 from edgeopt.program import Signature
+from edgeopt.program import batches as _batches
+from edgeopt.program.data import empty
 from edgeopt.progress import SILENT, Progress, log
-from edgeopt.quant import batches as _batches
 from edgeopt.quant import pt2e
-from edgeopt.quant.data import empty
 from edgeopt.quant.prepare import Prepared
 from edgeopt.runtime.structure import restore
 from edgeopt.spec.project import Qat

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from edgeopt.program import ExportedGraph
+from edgeopt.program import ExportedGraph, data
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import convert, data, finetune
+from edgeopt.quant import convert, finetune
 from edgeopt.quant.prepare import prepare
 from edgeopt.quant.report import QuantReport
 from edgeopt.spec.profile import Profile

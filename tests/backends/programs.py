@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torchao.quantization.pt2e  # noqa: F401  registers torch.ops.quantized_decomposed
 from torch import nn
 from torch.nn import functional as F
 
+import edgeopt.quant.pt2e  # noqa: F401  registers torch.ops.quantized_decomposed
 from edgeopt.program import Call, ExportedGraph, Signature, graph
 from edgeopt.spec.manifest import Axis, TensorSpec
 

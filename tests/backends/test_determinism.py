@@ -20,7 +20,7 @@ out = Path(sys.argv[1])
 onnx_export.write(build("integer").program, out, opset_max=17)
 onnx_export.write(build("transformer").program, out, opset_max=13)
 torchscript.save(build("transformer").program, out / "float.pt")
-print(json.dumps({f.name: digest.of_file(f) for f in out.iterdir()}))
+print(json.dumps({f.name: digest.of_file(f) for f in out.iterdir() if not f.name.startswith(".")}))
 """
 
 

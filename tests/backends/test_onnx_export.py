@@ -171,7 +171,7 @@ def test_an_operator_newer_than_the_target_is_named(tmp_path):  # case O04
 @pytest.mark.parametrize("opset", [13, 17])
 def test_the_second_way_gives_the_same_program_with_int8_weights(case, tmp_path, opset):
     program = case("integer").program
-    model = onnx_file.clean(onnx_legacy.exported(program, opset), program.signature, "test")
+    model = onnx_file.clean(onnx_legacy.exported(program, opset), program.signature)
     onnx_file.save(model, tmp_path / "int8.onnx")
     file = onnx_file.read_back(tmp_path / "int8.onnx")
     assert file.opset == opset
@@ -183,7 +183,7 @@ def test_the_second_way_gives_the_same_program_with_int8_weights(case, tmp_path,
 @OLDER
 def test_the_second_way_keeps_unused_inputs(case, tmp_path):
     program = case("resizing").program
-    model = onnx_file.clean(onnx_legacy.exported(program, 13), program.signature, "test")
+    model = onnx_file.clean(onnx_legacy.exported(program, 13), program.signature)
     assert [value.name for value in model.graph.input] == ["x", "unused"]
 
 

@@ -53,18 +53,18 @@ def calibrated(folder, body: str):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return []", "no batches"),
-        ("return iter(())", "no batches"),
+        ("return []", "no batch"),
+        ("return iter(())", "no batch"),
         ("return 3", "not iterable"),
         ("return [[1, 2]]", "must be a dict"),
         ("yield {'imag': np.zeros((2, 3), 'float32')}", "did you mean 'image'"),
-        ("yield {}", "lacks the input 'image'"),
-        ("yield {'image': np.zeros((2, 3))}", "float64 and the project says float32"),
-        ("yield {'image': np.zeros((2, 4), 'float32')}", "does not fit"),
-        ("yield {'image': np.zeros((2, 3, 1), 'float32')}", "does not fit"),
-        ("yield {'image': np.zeros((64, 3), 'float32')}", "N 2..32"),
+        ("yield {}", "lacks image"),
+        ("yield {'image': np.zeros((2, 3))}", "float64 where float32 is declared"),
+        ("yield {'image': np.zeros((2, 4), 'float32')}", "dimension 1 is 4 where 3 is declared"),
+        ("yield {'image': np.zeros((2, 3, 1), 'float32')}", "has 3 dimensions"),
+        ("yield {'image': np.zeros((64, 3), 'float32')}", "outside its range 2 to 32"),
         ("yield {'image': np.full((2, 3), np.nan, 'float32')}", "NaN"),
-        ("yield {'image': torch.full((2, 3), float('inf'))}", "NaN or infinity"),
+        ("yield {'image': torch.full((2, 3), float('inf'))}", "infinity"),
         ("raise OSError('no disk')", "no disk"),
         ("yield {'image': np.zeros((2, 3), 'float32')}; raise OSError('half way')", "half way"),
     ],
@@ -77,10 +77,17 @@ def test_calibration_that_cannot_be_used(tmp_path, body, says):
 
 def test_the_reference_is_cut_from_calibration_at_two_sizes(tmp_path):
     program = calibrated(tmp_path, "return [{'image': torch.full((20, 3), float(i))} for i in range(9)]")
-    assert [call.inputs["image"].shape for call in program.reference] == [(8, 3), (2, 3)]
+    assert [call.inputs["image"].shape for call in program.reference] == [(4, 3), (8, 3)]
     assert [call.inputs["image"].max() for call in program.reference] == [0, 1]
     for call in program.reference:
         np.testing.assert_array_equal(call.outputs["output"], call.inputs["image"] * 2)
+
+
+def test_the_first_reference_call_has_the_size_to_tune_for_though_batches_are_smaller(tmp_path):
+    program = calibrated(tmp_path, "return [{'image': torch.arange(9.0).reshape(3, 3)}]")
+    first, second = (call.inputs["image"] for call in program.reference)
+    np.testing.assert_array_equal(first[:, 0], [0, 3, 6, 0])
+    assert second.shape == (8, 3)
 
 
 def test_only_the_batches_that_are_needed_are_read(tmp_path):

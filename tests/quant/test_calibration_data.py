@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from edgeopt.errors import DataError
-from edgeopt.quant import calibration_batches, convert
+from edgeopt.program.data import calibration_batches
+from edgeopt.quant import convert
 from edgeopt.spec.project import project_for_model
 from tests.quant import models
 from tests.quant.programs import batches, program, quantization

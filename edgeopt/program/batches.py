@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from edgeopt.errors import DataError
-from edgeopt.program import Signature
+from edgeopt.program.program import Signature
+from edgeopt.spec.values import did_you_mean
 
 
 def to_tensors(batch: Any, signature: Signature, *, where: str) -> list[torch.Tensor]:
@@ -37,8 +38,9 @@ def _check_names(batch: Mapping, signature: Signature, where: str) -> None:
     if missing or unknown:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
         parts += [f"has unknown {', '.join(unknown)}"] if unknown else []
+        near = did_you_mean(unknown[0], missing) if unknown else None
         raise DataError(
-            f"the batch {' and '.join(parts)}", where=where,
+            f"the batch {' and '.join(parts)}" + (f", did you mean '{near}'?" if near else ""), where=where,
             todo="name the inputs as the project does: " + ", ".join(signature.input_names),
         )  # fmt: skip
 

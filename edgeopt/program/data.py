@@ -10,8 +10,8 @@ import numpy as np
 
 from edgeopt.errors import DataError
 from edgeopt.ports import user_code
-from edgeopt.program import Signature
-from edgeopt.quant import batches
+from edgeopt.program import batches
+from edgeopt.program.program import Signature
 from edgeopt.spec.project import Project
 
 
@@ -24,7 +24,7 @@ def calibration_batches(project: Project, signature: Signature) -> Iterator[dict
     seen = 0
     for batch in itertools.islice(stream, project.calibration_batches):
         seen += 1
-        tensors = batches.to_tensors(batch, signature, where=f"calibration batch {seen}")
+        tensors = batches.to_tensors(batch, signature, where=f"key 'calibration': {project.calibration}, batch {seen}")
         yield {name: tensor.numpy() for name, tensor in zip(signature.input_names, tensors, strict=True)}
     if not seen:
         raise empty("calibration")
