@@ -72,7 +72,8 @@ def gate_line(row: Any) -> str:
         figures = [f"SQNR {result.sqnr_db:.1f} dB (proxy)" if math.isfinite(result.sqnr_db) else "equal (proxy)"]
     if result.p50_ms is not None and row.stand_in is None:
         figures.append(f"p50 {result.p50_ms:.3f} ms")
-    where = f", judged by {row.stand_in} here" if row.stand_in else ""
+    in_fp32 = " in fp32" if row.candidate.precision == "fp16" else ""
+    where = f", judged by {row.stand_in} here{in_fp32}" if row.stand_in else ""
     word = "kept" if row.kept else f"dropped: {row.reason}"
     return f"{row.candidate.name:<18} {'  '.join(figures)}{where}  {word}"
 

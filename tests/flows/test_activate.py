@@ -15,18 +15,6 @@ from edgeopt.ports.connect import connect
 from tests.tiny import tiny_artifact
 
 
-@pytest.fixture(params=["ssh", "local"])
-def device(request, sshd, ssh_config):
-    host, config = ("device", ssh_config(sshd)) if request.param == "ssh" else (None, None)
-    with connect(host, config=config) as connection:
-        yield connection
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "root"
-
-
 @pytest.fixture
 def release(device, root, tmp_path):
     """release(**manifest fields): the digest of a new release of 'tiny' on the device."""

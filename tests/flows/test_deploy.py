@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -11,25 +12,12 @@ import pytest
 from edgeopt.errors import DeviceError, EdgeoptError, ValidationError
 from edgeopt.flows.deploy import deploy
 from edgeopt.flows.validate import How
-from edgeopt.ports.connect import connect
 from edgeopt.runtime.artifact import Artifact
 from edgeopt.spec.manifest import Candidate
 from tests.tiny import tiny_artifact
 
 QUICK = How(python=sys.executable, rounds=1, calls=3, threads=1)
 PLAIN = {"metrics": {}, "cases": (), "torchscript": False}
-
-
-@pytest.fixture(params=["ssh", "local"])
-def device(request, sshd, ssh_config):
-    host, config = ("device", ssh_config(sshd)) if request.param == "ssh" else (None, None)
-    with connect(host, config=config) as connection:
-        yield connection
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "root"
 
 
 @pytest.fixture
@@ -88,7 +76,7 @@ def test_a_device_that_cannot_run_it_keeps_what_it_has(device, root, running, tm
 
 def test_the_device_is_locked_until_the_end(device, root, tmp_path):
     lock = root / "tiny" / "lock"
-    artifact = other(tmp_path, health=("sh", "-c", f"! flock -n '{lock}' true"))
+    artifact = other(tmp_path, health=("sh", "-c", f"! flock -n {shlex.quote(str(lock))} true"))
     deploy(artifact, device, QUICK, root=str(root))
     assert current(root) == artifact.digest
 

@@ -54,18 +54,6 @@ def with_file(artifact: Artifact, name: str) -> Artifact:
     return Artifact.open(artifact.folder)
 
 
-@pytest.fixture(params=["ssh", "local"])
-def device(request, sshd, ssh_config):
-    host, config = ("device", ssh_config(sshd)) if request.param == "ssh" else (None, None)
-    with connect(host, config=config) as connection:
-        yield connection
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "it's the root"
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 

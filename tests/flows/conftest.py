@@ -1,0 +1,19 @@
+"""The devices that flows are tried on: a real OpenSSH server on loopback, and this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeopt.ports.connect import connect
+
+
+@pytest.fixture(params=["ssh", "local"])
+def device(request, sshd, ssh_config):
+    host, config = ("device", ssh_config(sshd)) if request.param == "ssh" else (None, None)
+    with connect(host, config=config) as connection:
+        yield connection
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "it's the root"
