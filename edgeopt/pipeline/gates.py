@@ -12,6 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from edgeopt.device import choice, judge
 from edgeopt.device.measured import Questions, candidate_result, timing_feed
 from edgeopt.device.runner import Request, Timing, measure
@@ -20,6 +22,7 @@ from edgeopt.pipeline.baseline import Baseline, user_evaluate
 from edgeopt.pipeline.job import Job
 from edgeopt.ports.local import LocalConnection
 from edgeopt.program import Signature
+from edgeopt.progress import log
 from edgeopt.spec.manifest import Candidate, Feed, Selection
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.report import CandidateResult, Check
@@ -27,6 +30,7 @@ from edgeopt.spec.report import CandidateResult, Check
 # How another machine's integer candidate is judged here: the Q/DQ operators one by one, in float. Fused int8 kernels
 # sum in int16 on an x86 CPU without VNNI and saturate (docs/numbers.md), which a GPU, an ARM or a VNNI CPU does not.
 _OPERATOR_BY_OPERATOR = {"graph_optimization": "off"}
+_BUSY_PERCENT = 25
 _VNNI_FLAGS = {"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"}
 
 
@@ -77,6 +81,8 @@ def run_gate(
         folder=str(folder.resolve()), candidates=here, inputs=signature.inputs, outputs=signature.outputs,
         feeds=asked.feeds, timing=timing if at_hand else None,
     )  # fmt: skip
+    if at_hand:
+        _warn_when_busy()
     with LocalConnection() as connection, tempfile.TemporaryDirectory() as scratch:
         response = measure(connection, request, Path(scratch), python=sys.executable, progress=job.progress)
         results = [candidate_result(c, response, asked) for c in here]
@@ -91,6 +97,13 @@ def run_gate(
         )
         for candidate, ran, result in zip(candidates, here, results, strict=True)
     )
+
+
+def _warn_when_busy() -> None:
+    """Say that times are uncertain where other processes use the cores that are about to be timed."""
+    busy = psutil.cpu_percent(interval=0.3)
+    if busy > _BUSY_PERCENT:
+        log.warning("other work uses %.0f %% of this machine's cores: the times below are less certain", busy)
 
 
 def fastest_float(rows: tuple[GateRow, ...], sizes: dict[str, int]) -> tuple[Candidate, ...]:
