@@ -104,7 +104,8 @@ class _Session:
                 todo="correct the shapes, axes and values of 'inputs' in the project",
             ) from why  # fmt: skip
         nodes = {name: {"kind": "tensor", "index": i} for i, name in enumerate(self._names)}
-        return Answer(dict(zip(self._names, values, strict=True)), {"kind": "dict", "items": nodes}, False)
+        structure = {"kind": "dict", "items": nodes, "order": list(self._names)}
+        return Answer(dict(zip(self._names, values, strict=True)), structure, False)
 
 
 def _check_inputs(model: onnx.ModelProto, project: Project) -> None:

@@ -140,6 +140,33 @@ class Refusal(Value):
     reason: str
 
 
+class _Node(Value):
+    """A node of the structure around the outputs, as runtime/structure writes it."""
+
+    kind: Literal["tensor", "none", "constant", "tuple", "list", "dict", "dataclass"]
+    index: int | None = Field(None, ge=0)
+    value: int | float | str | bool | None = None
+    name: str | None = None
+    items: list[_Node] | dict[str, _Node] | None = None
+    order: list[str] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _whole(self) -> _Node:
+        if self.kind == "tensor" and self.index is None:
+            raise ValueError("a tensor of the output structure has no index")
+        if self.kind in ("tuple", "list") and not isinstance(self.items, list):
+            raise ValueError(f"a {self.kind} of the output structure has no items")
+        named = self.items if isinstance(self.items, dict) else {}
+        if self.kind in ("dict", "dataclass") and (self.order is None or sorted(self.order) != sorted(named)):
+            raise ValueError(f"a {self.kind} of the output structure does not have the items of its order")
+        return self
+
+    def tensors(self) -> list[int]:
+        """The indices of the tensors below."""
+        below = self.items.values() if isinstance(self.items, dict) else self.items or ()
+        return ([self.index] if self.kind == "tensor" else []) + [i for node in below for i in node.tensors()]
+
+
 class Manifest(Value):
     schema_version: int = SCHEMA
     name: ArtifactName
@@ -175,6 +202,9 @@ class Manifest(Value):
             for ref in (*feed.inputs.values(), *feed.outputs.values()):
                 if ref.offset + ref.size_bytes > self.files[ref.file].size:
                     raise ValueError(f"a tensor reaches past the end of {ref.file!r}")
+        structure = _Node.model_validate(self.output_structure)
+        if sorted(structure.tensors()) != list(range(len(self.outputs))):
+            raise ValueError("the output structure does not hold each output once")
         names = [c.name for c in self.candidates]
         if len(set(names)) != len(names):
             raise ValueError("two candidates have one name")

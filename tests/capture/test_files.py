@@ -44,7 +44,8 @@ def test_onnx_is_taken_as_it_is(tmp_path):
     assert isinstance(program, OnnxGraph) and not program.integer
     assert program.model == onnx_model()
     assert program.signature.outputs[0].shape == ("N", 2)
-    assert program.signature.output_structure == {"kind": "dict", "items": {"y": {"kind": "tensor", "index": 0}}}
+    node = {"kind": "tensor", "index": 0}
+    assert program.signature.output_structure == {"kind": "dict", "items": {"y": node}, "order": ["y"]}
     for call in program.reference:
         np.testing.assert_allclose(call.outputs["y"], call.inputs["x"] @ [[1, 2], [3, 4]], rtol=1e-6)
 

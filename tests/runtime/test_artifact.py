@@ -167,3 +167,24 @@ def test_where_the_new_cannot_be_put_the_old_stays(made, tmp_path, monkeypatch):
     with pytest.raises(SpaceError):
         publish(staging, out, made.manifest)
     assert Artifact.open(out).digest == made.digest
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"kind": "tensor"},
+        {"kind": "tensor", "index": 1},
+        {"kind": "tensor", "index": -1},
+        {"kind": "none"},
+        {"kind": "tuple"},
+        {"kind": "tuple", "items": [{"kind": "tensor", "index": 0}, {"kind": "tensor", "index": 0}]},
+        {"kind": "dict", "items": {"a": {"kind": "tensor", "index": 0}}},
+        {"kind": "dict", "items": {"a": {"kind": "tensor", "index": 0}}, "order": ["b"]},
+        {"kind": "set", "items": []},
+        3,
+    ],
+)
+def test_a_structure_that_cannot_be_restored_is_refused(folder, structure):
+    edited(folder, lambda value: value.update(output_structure=structure))
+    with pytest.raises(ArtifactError):
+        Artifact.open(folder)
