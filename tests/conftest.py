@@ -9,9 +9,17 @@ import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+# Tests never fail for being slow: the first text that hypothesis draws takes seconds on a busy machine.
+hypothesis.settings.register_profile(
+    "edgeopt", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+hypothesis.settings.load_profile("edgeopt")
 
 
 def absent(reason: str) -> None:

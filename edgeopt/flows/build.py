@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import glob
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -17,7 +19,7 @@ from typing import Any
 
 from edgeopt import digest
 from edgeopt.errors import ArtifactError, EdgeoptError, LockedError, LoweringError, UsageError
-from edgeopt.pipeline.cache import StageCache, link_or_copy
+from edgeopt.pipeline.cache import StageCache, disk_error, link_or_copy
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys, tool_versions
 from edgeopt.pipeline.stages import STAGE_NAMES, STAGES, StageRecord, run_stage
@@ -78,12 +80,8 @@ class _Build:
         if until is not None:
             self._stages_until(until)
             return Built(None, None, self._record((), None))
-        self._out.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{self._out.name}.part-", dir=self._out.parent))
-        try:
+        with _staging(self._out) as staging:
             return self._build_in(staging)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
 
     def _stages_until(self, until: str) -> None:
         program = None
@@ -206,14 +204,31 @@ def _cached(cache: StageCache, key: str, out: Path) -> Built | None:
     except ArtifactError:
         artifact = None
     if artifact is None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.part-", dir=out.parent))
-        try:
+        with _staging(out) as staging:
             _copy_artifact(Artifact(found, manifest), staging, link=False)
             artifact = publish(staging, out, manifest)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     return Built(artifact, artifact.selection(), record)
+
+
+@contextlib.contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to build in, gone afterwards; what a killed build left behind goes too."""
+    import psutil
+
+    prefix = f".{out.name}.part-"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for left in out.parent.glob(f"{glob.escape(prefix)}*"):
+            owner = left.name.removeprefix(prefix).partition("-")[0]
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(left, ignore_errors=True)
+        staging = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=out.parent))
+    except OSError as why:
+        raise disk_error(why, out.parent) from why
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _copy_artifact(artifact: Artifact, folder: Path, *, link: bool = True) -> None:

@@ -187,6 +187,7 @@ def test_a_killed_build_leaves_no_artifact_and_resumes_at_the_last_finished_stag
     assert not out.exists()
     done = build(project, out)
     assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bars.edgeopt", "project"]  # the killed one's folder is gone
     cached = {stage["name"]: stage["cached"] for stage in record_of(out)["stages"]}
     assert cached["capture"] and cached["optimize"]
     assert not cached["reoptimize"]
@@ -278,3 +279,19 @@ def test_limits_that_nothing_keeps_leave_no_artifact(tmp_path):
     assert "no candidate can be shipped" in done.stderr and "p0" in done.stderr
     assert not (tmp_path / "out.edgeopt").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["project"]  # no staging folder either
+
+
+def test_an_interrupted_build_says_so_and_leaves_nothing(tmp_path):
+    project = write_project(tmp_path / "project", without=("train", "loss", "qat"))
+    argv = ["build", "--profile", "x86-cpu", "--project", str(project), "--out", str(tmp_path / "out.edgeopt")]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "edgeopt", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for line in child.stdout:
+        if line.startswith("capture"):
+            break
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert "interrupted" in err and "Traceback" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["project"]
