@@ -20,6 +20,7 @@ from edgeopt.passes import (
     in_place,
     layout,
     no_ops,
+    padding,
     quantized,
 )
 from edgeopt.passes.changed import Changed
@@ -39,6 +40,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("out_of_place", "float", in_place.run),
     Pass("no_ops", "both", no_ops.run),
     Pass("conv_bn", "float", batch_norm.run),
+    Pass("pad_conv", "float", padding.run),
     Pass("requantize", "integer", quantized.requantize),
     Pass("fold_constants", "both", fold_constants.run),
     Pass("duplicates", "both", duplicates.run),
