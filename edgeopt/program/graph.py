@@ -94,12 +94,15 @@ def synthetic(signature: Signature, axis_sizes: dict[str, int], seed: int) -> di
 
 
 def export(program: ExportedGraph) -> torch.export.ExportedProgram:
-    """The program's module exported again, with its dynamic axes: what writers of files take."""
-    example = synthetic(program.signature, sizes(program.signature, "example"), seed=0)
-    with torch.no_grad():
-        return torch.export.export(
-            program.module,
-            tuple(to_tensors(program.signature, example)),
-            dynamic_shapes=dynamic_shapes(program.signature),
-            strict=False,
-        )
+    """The program's module exported again, with its dynamic axes: what writers of files take. Made once a program."""
+    if not program.exported:
+        example = synthetic(program.signature, sizes(program.signature, "example"), seed=0)
+        with torch.no_grad():
+            made = torch.export.export(
+                program.module,
+                tuple(to_tensors(program.signature, example)),
+                dynamic_shapes=dynamic_shapes(program.signature),
+                strict=False,
+            )
+        program.exported.append(made)
+    return program.exported[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgeopt.spec.manifest import Axis, TensorSpec
@@ -70,6 +70,8 @@ class ExportedGraph(_Captured):
     module: torch.fx.GraphModule = None  # type: ignore[assignment]
     integer: bool = False
     qat_state: dict[str, torch.Tensor] | None = None  # what QAT learned: the fake-quantized graph's state_dict
+    # kept by graph.export, since the stage cache and the writers of files all take it; a changed copy starts anew
+    exported: list[torch.export.ExportedProgram] = field(default_factory=list, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
