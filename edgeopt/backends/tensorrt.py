@@ -18,6 +18,7 @@ from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_checks import refusal as cannot
 
 runtime = "tensorrt"
+_NO_DLA = "the DLA wants a scale on every tensor, which no recipe of this version gives; the GPU's engines are there"
 
 
 def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
@@ -50,6 +51,8 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
             continue
         candidates.append(Candidate(name=name, runtime=runtime, precision=wanted, file=file.name, opset=file.opset))
         recipes.append(recipe(name, wanted, program.signature, profile))
+    if profile.dla and precision != "int8":
+        refused.append(Refusal(candidate=f"{runtime}-dla", reason=_NO_DLA))
     return Lowered(file.files, tuple(candidates), tuple(recipes), tuple(refused))
 
 

@@ -12,9 +12,17 @@ from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.job import Job
 from edgeopt.program import ExportedGraph, OnnxGraph, Program
 from edgeopt.progress import log
-from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal
+from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal, Tolerance
 
 _INDEX = "lowered.json"
+# How close outputs must be to the reference, here and on the device. TensorRT's fp32 multiplies in TF32 where the GPU
+# has it, with 10 bits of mantissa as fp16 has. int8 is bounded once it has been measured, see assemble.
+_TOLERANCES = {
+    ("onnxruntime", "fp32"): Tolerance(max_abs=1e-3),
+    ("torchscript", "fp32"): Tolerance(max_abs=1e-3),
+    ("tensorrt", "fp32"): Tolerance(sqnr_db=40),
+    ("tensorrt", "fp16"): Tolerance(sqnr_db=30),
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,11 @@ def precision(program: Program) -> str:
     return "int8" if isinstance(program, ExportedGraph | OnnxGraph) and program.integer else "fp32"
 
 
+def _with_tolerance(candidate: Candidate) -> Candidate:
+    tolerance = _TOLERANCES.get((candidate.runtime, candidate.precision), candidate.tolerance)
+    return candidate.model_copy(update={"tolerance": tolerance})
+
+
 def _lower_into(program: Program, job: Job, folder: Path) -> None:
     from edgeopt.backends.table import BACKENDS
 
@@ -68,7 +81,7 @@ def _lower_into(program: Program, job: Job, folder: Path) -> None:
             refused.append(Refusal(candidate=candidate, reason=why.what))
             continue
         files += [f for f in lowered.files if f not in files]
-        candidates += lowered.candidates
+        candidates += [_with_tolerance(c) for c in lowered.candidates]
         recipes += lowered.recipes
         refused += lowered.refused
     index = {

@@ -25,7 +25,7 @@ PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 BackendName = Literal["onnxruntime", "torchscript", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "tensorrt"]
-FusionPattern = Literal["conv_bn", "linear_bn", "conv_activation", "conv_add", "add_activation", "layer_norm", "gelu"]
+FusionPattern = Literal["conv_bn", "linear_bn"]  # what passes/ fuses; activations are fused by the runtimes
 Step = tuple[Literal["STATIC", "DYNAMIC"], Annotated[int, Field(strict=True, ge=0, le=100)]]
 Argv = tuple[Annotated[StrictStr, Field(min_length=1)], ...]
 

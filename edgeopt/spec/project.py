@@ -101,7 +101,6 @@ class Qat(Value):
     momentum: Number = Field(0.0, ge=0, lt=1, description="sgd only")
     max_steps: StrictInt | None = Field(None, ge=1, description="stop after so many optimizer steps")
     freeze_observers_at: Fraction = Field(0.5, description="fraction of the steps after which ranges stay")
-    freeze_batch_norm_at: Fraction = Field(0.5, description="fraction of the steps after which BN statistics stay")
 
 
 class ProjectFile(Value):

@@ -7,6 +7,7 @@ import pytest
 
 from edgeopt.backends import onnxruntime, tensorrt
 from edgeopt.backends.table import BACKENDS
+from edgeopt.spec.profile import load_profile
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +92,10 @@ def test_the_cpu_profile_gets_both_precisions(case, profile, tmp_path):
 
 def test_the_table_names_each_backend_by_its_runtime():
     assert {name: backend.runtime for name, backend in BACKENDS.items()} == {n: n for n in BACKENDS}
+
+
+def test_a_dla_that_is_asked_for_is_refused_with_the_reason_and_the_gpu_still_served(case, tmp_path):
+    asked = load_profile("xavier", {"dla": "true"})
+    found = tensorrt.lower(case("residual").program, asked, tmp_path)
+    assert {c.name for c in found.candidates} == {"tensorrt-fp32", "tensorrt-fp16"}
+    assert [(r.candidate, "a scale on every tensor" in r.reason) for r in found.refused] == [("tensorrt-dla", True)]

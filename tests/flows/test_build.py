@@ -62,6 +62,7 @@ def test_the_artifact_holds_float_and_int8_and_opens(built):
     weights = {i.name: i.data_type for i in int8.graph.initializer if len(i.dims) == 4}
     assert set(weights.values()) == {onnx.TensorProto.INT8}
     assert artifact.manifest.cases_complete
+    assert artifact.manifest.candidate("torchscript-fp32").tolerance.max_abs == 1e-3
     assert set(artifact.manifest.metrics) == {"reference", *names}
     assert (
         abs(artifact.manifest.metrics["onnxruntime-int8"]["p0"] - artifact.manifest.metrics["reference"]["p0"]) < 0.05
@@ -227,6 +228,9 @@ def test_xavier_holds_onnx_that_its_tensorrt_parses_and_says_what_is_left(built,
     assert {r.candidate for r in manifest.engine_recipes} == {
         c.name for c in manifest.candidates if c.runtime == "tensorrt"
     }
+    tolerances = {c.name: (c.tolerance.sqnr_db, c.tolerance.max_abs) for c in manifest.candidates}
+    assert tolerances["tensorrt-fp32"] == (40, None) and tolerances["tensorrt-fp16"] == (30, None)
+    assert 20 < tolerances["tensorrt-int8"][0] < 80
     recipe = manifest.engine_recipes[0]
     assert recipe.shapes["image"] == {"min": (1, 1, 12, 12), "opt": (1, 1, 12, 12), "max": (16, 1, 12, 12)}
     assert any(r.candidate == "torchscript-fp32" and "torch" in r.reason for r in manifest.refused)
