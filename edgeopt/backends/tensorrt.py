@@ -1,7 +1,7 @@
 """TensorRT: the ONNX files and the recipes that the device builds its engines from. Nothing is built here.
 
 Up to TensorRT 10 precision is asked for by builder flags ('weak' typing). 11 removed them: an engine has the types of
-its ONNX file ('strong' typing), and int8 comes from Q/DQ alone. (shared facts, finding 5)
+its ONNX file ('strong' typing), and int8 comes from Q/DQ alone.
 """
 
 from __future__ import annotations

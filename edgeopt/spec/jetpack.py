@@ -45,7 +45,7 @@ class Module(NamedTuple):
     jetpacks: tuple[str, ...]  # keys of RELEASES, oldest first
 
 
-_IMAGE = "nvcr.io/nvidia/l4t-"
+_IMAGE = "nvidia/l4t-"  # in the catalogue of NVIDIA, whose host a Dockerfile adds
 
 # Oldest first. TensorRT 7 (JetPack 4.5 and older) reads no explicit Q/DQ and only opset 11: it starts at 4.6.
 # jetpack, l4t_first, l4t, python, cuda, cudnn, tensorrt / torch_min, torch_max, base_image, confidence
