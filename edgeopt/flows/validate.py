@@ -222,20 +222,30 @@ def _report(artifact, host, response, results, checks, selection, seconds: float
     every = tuple(
         check.model_copy(update={"name": f"{name}: {check.name}"}) for name, of in checks.items() for check in of
     )
+    target = _target_check(artifact.manifest.target.get("arch"), response.environment.get("machine"))
+    verdict = _verdict(checks, chosen)
     return Report(
         artifact=artifact.manifest.name,
         digest=artifact.digest,
         profile=artifact.manifest.profile,
         host=host,
         when_utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        verdict=_verdict(checks, chosen),
+        verdict="undecided" if verdict == "pass" and target else verdict,
         chosen=chosen,
         reason=selection.reason if selection else _why_none(checks),
-        checks=every,
+        checks=(*target, *every),
         candidates=results,
         environment=response.environment,
         seconds=round(seconds, 3),
     )
+
+
+def _target_check(wanted: str | None, machine: str | None) -> tuple[Check, ...]:
+    """A check where the device is not of the architecture that the artifact was built for: its times prove nothing."""
+    if wanted is None or machine is None or wanted == machine:
+        return ()
+    evidence = f"the device is {machine} and the artifact is for {wanted}: what it measured says nothing of the target"
+    return (Check(name="target architecture", verdict="undecided", evidence=evidence),)
 
 
 def _verdict(checks: dict[str, tuple[Check, ...]], chosen: str | None) -> Verdict:

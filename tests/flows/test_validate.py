@@ -248,3 +248,12 @@ def test_over_ssh(tmp_path, project, sshd, ssh_config):
     assert done.report.verdict == "pass" and done.report.host == connection.label != "this machine"
     assert ":" not in done.path.name and "@" not in done.path.name
     assert (tmp_path / "root" / "tiny" / "releases" / artifact.digest / "selection.json").is_file()
+
+
+def test_a_device_of_another_architecture_proves_nothing(tmp_path, project):
+    artifact = small(tmp_path, target={"kind": "jetson", "arch": "ia64"})
+    done = validate_here(artifact, with_project(project))
+    assert done.report.verdict == "undecided" and done.selection is not None
+    (check,) = [c for c in done.report.checks if c.name == "target architecture"]
+    assert "for ia64" in check.evidence and "nothing of the target" in check.evidence
+    done.check()
