@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
+from edgeopt.spec.manifest import Selection
 from edgeopt.spec.report import CandidateResult
 
 _LARGEST_NOISE = 0.05  # a noisier run does not make a candidate that is slower by more than this an equal
@@ -22,6 +24,25 @@ def fastest(results: Sequence[CandidateResult], sizes: Mapping[str, int]) -> Can
     least = min(timed, key=lambda r: r.p50_ms)
     equal = [r for r in timed if r.p50_ms <= least.p50_ms * (1 + max(_noise(r), _noise(least)))]
     return min(equal, key=lambda r: (sizes[r.name], r.p50_ms))
+
+
+def selection(
+    results: Sequence[CandidateResult],
+    sizes: Mapping[str, int],
+    *,
+    decided_by: Literal["build", "validate"],
+    where: str,
+) -> Selection:
+    """The choice among `results`, which all passed, with its reason and the figures that it was made by."""
+    best = fastest(results, sizes)
+    return Selection(
+        candidate=best.name,
+        decided_by=decided_by,
+        where=where,
+        reason=reason(best, results),
+        verdict="undecided" if best.p50_ms is None else "faster" if len(results) > 1 else "only",
+        figures={r.name: {"p50_ms": r.p50_ms, "p99_ms": r.p99_ms, "metrics": r.metrics} for r in results},
+    )
 
 
 def reason(best: CandidateResult, results: Sequence[CandidateResult]) -> str:

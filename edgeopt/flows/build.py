@@ -24,7 +24,7 @@ from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys, tool_versions
 from edgeopt.pipeline.stages import STAGE_NAMES, STAGES, StageRecord, run_stage
 from edgeopt.runtime.artifact import Artifact, publish, read_manifest, replace_file
-from edgeopt.spec.manifest import BUILD_NAME, FILE_NAME, SELECTION_NAME, Refusal, Selection
+from edgeopt.spec.manifest import BUILD_NAME, FILE_NAME, SELECTION_NAME, Refusal, Selection, belongs_to
 from edgeopt.spec.project import Project
 
 WORKDIR = ".edgeopt"
@@ -152,17 +152,17 @@ class _Build:
     def _publish(self, staging: Path, manifest, kept, rows) -> Built:
         from edgeopt.pipeline.gates import choose
 
-        sizes = {c.name: manifest.files[c.file].size for c in manifest.candidates}
+        sizes = {c.name: manifest.size_bytes(c) for c in manifest.candidates}
         selection = choose(kept, self._job.profile, sizes)
         record = self._record(rows, selection)
         replace_file(staging / SELECTION_NAME, digest.canonical_json(selection.model_dump(mode="json")))
-        replace_file(staging / BUILD_NAME, json.dumps(record, indent=1, default=str).encode())
+        replace_file(staging / BUILD_NAME, json.dumps(record, indent=1, default=str, allow_nan=False).encode())
         artifact = publish(staging, self._out, manifest)
         self._cache.store("artifact", self._keys["build"], lambda part: _copy_artifact(artifact, part))
         return Built(artifact, selection, record)
 
     def _record(self, rows, selection: Selection | None) -> dict[str, Any]:
-        return {
+        record = {
             "key": self._keys["build"],
             "project": str(_project_file(self._job.project)),
             "profile": self._job.profile.name,
@@ -179,6 +179,7 @@ class _Build:
             ],
             "selection": selection.model_dump(mode="json") if selection else None,
         }  # fmt: skip
+        return digest.finite(record)
 
 
 def _project_file(project: Project) -> Path:
@@ -187,7 +188,7 @@ def _project_file(project: Project) -> Path:
 
 
 def _size(folder: Path, file: str) -> int:
-    return (folder / file).stat().st_size
+    return sum(path.stat().st_size for path in folder.iterdir() if belongs_to(path.name, file))
 
 
 def _cached(cache: StageCache, key: str, out: Path) -> Built | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeopt import digest
 from edgeopt.errors import DeviceError, EdgeoptError
 from edgeopt.flows.activate import Activated, switch
 from edgeopt.flows.place import Place, locked
@@ -23,11 +24,8 @@ class Deployed:
     activated: Activated
 
     def as_dict(self) -> dict:
-        return {
-            "pushed": self.pushed.as_dict(),
-            "report": self.validated.report.model_dump(mode="json"),
-            "activated": self.activated.as_dict(),
-        }
+        report = self.validated.report.model_dump(mode="json")
+        return digest.finite({"pushed": self.pushed.as_dict(), "report": report, "activated": self.activated.as_dict()})
 
 
 def deploy(

@@ -28,7 +28,7 @@ from edgeopt.runtime.artifact import Artifact, replace_file
 from edgeopt.runtime.evaluation import Evaluate
 from edgeopt.runtime.zipapp import FILE_NAME as RUNNER
 from edgeopt.spec.limits import Limits
-from edgeopt.spec.manifest import BUILD_NAME, REPORTS_DIR, SELECTION_NAME, Candidate, Selection
+from edgeopt.spec.manifest import BUILD_NAME, REPORTS_DIR, SELECTION_NAME, Selection
 from edgeopt.spec.project import Project, load_project
 from edgeopt.spec.report import CandidateResult, Check, Report, Verdict
 from edgeopt.spec.values import validate as read_value
@@ -190,13 +190,7 @@ def _checks(artifact: Artifact, result: CandidateResult, limits: Limits, judging
         else c
         for c in accuracy
     )
-    return explained + judge.performance(result, limits, size_bytes=_size(artifact, candidate))
-
-
-def _size(artifact: Artifact, candidate: Candidate) -> int:
-    """Bytes of the candidate's file and of external data beside it, which carries the file's name as a prefix."""
-    files = artifact.manifest.files
-    return sum(f.size for name, f in files.items() if name == candidate.file or name.startswith(candidate.file + "."))
+    return explained + judge.performance(result, limits, size_bytes=manifest.size_bytes(candidate))
 
 
 def _select(
@@ -205,16 +199,8 @@ def _select(
     passed = [r for r in results if r.failure is None and judge.verdict(checks[r.name]) != "fail"]
     if not passed:
         return None
-    best = choice.fastest(passed, {c.name: _size(artifact, c) for c in artifact.manifest.candidates})
-    timed = best.p50_ms is not None
-    return Selection(
-        candidate=best.name,
-        decided_by="validate",
-        where=host,
-        reason=choice.reason(best, passed),
-        verdict="undecided" if not timed else "faster" if len(passed) > 1 else "only",
-        figures={r.name: {"p50_ms": r.p50_ms, "p99_ms": r.p99_ms, "metrics": r.metrics} for r in passed},
-    )
+    sizes = {c.name: artifact.manifest.size_bytes(c) for c in artifact.manifest.candidates}
+    return choice.selection(passed, sizes, decided_by="validate", where=host)
 
 
 def _report(artifact, host, response, results, checks, selection, seconds: float) -> Report:

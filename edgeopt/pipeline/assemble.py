@@ -12,7 +12,7 @@ from edgeopt.pipeline.job import Job
 from edgeopt.program import Program
 from edgeopt.runtime.tensors import PackWriter, read
 from edgeopt.runtime.zipapp import write_zipapp
-from edgeopt.spec.manifest import Candidate, EngineRecipe, Feed, File, Manifest, Refusal, Tolerance
+from edgeopt.spec.manifest import Candidate, EngineRecipe, Feed, File, Manifest, Refusal, Tolerance, belongs_to
 
 REFERENCE_FILE = "reference/tensors.bin"
 _DEVICE_MARGIN_DB = 3.0  # an int8 kernel of another engine rounds some values to the neighbouring step (case Q07)
@@ -42,7 +42,7 @@ def manifest(
     used = {c.file for c in candidates} | {REFERENCE_FILE, "onboard.pyz"} | ({CASES_FILE} if cases else set())
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
-        if name not in used and not _belongs_to(name, used):
+        if not any(belongs_to(name, file) for file in used):
             path.unlink()
     profile, signature = job.profile, program.signature
     return Manifest(
@@ -105,11 +105,6 @@ def _metrics(baseline: Baseline, kept: tuple[GateRow, ...]) -> dict[str, dict[st
     if not baseline.metrics:
         return {}
     return {"reference": baseline.metrics, **{row.candidate.name: row.result.metrics for row in kept}}
-
-
-def _belongs_to(name: str, used: set[str]) -> bool:
-    """External data of a model file lies beside it and starts with its name."""
-    return any(name.startswith(file + ".") for file in used)
 
 
 def _hashed(folder: Path) -> dict[str, File]:

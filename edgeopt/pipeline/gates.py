@@ -121,18 +121,12 @@ def choose(rows: tuple[GateRow, ...], profile: Profile, sizes: dict[str, int]) -
     `sizes` gives each candidate's file size in bytes.
     """
     results = [row.result for row in rows]
-    timed = [r for r in results if r.p50_ms is not None]
-    if not target_is_here(profile) or not timed:
-        expected = min(rows, key=lambda row: (_rank(row.candidate), sizes[row.candidate.name]))
-        return Selection(
-            candidate=expected.candidate.name, decided_by="build", where="this machine", verdict="undecided",
-            reason="speed: undecided, since the target is not at hand; validate measures on the device",
-        )  # fmt: skip
-    best = choice.fastest(results, sizes)
+    if target_is_here(profile) and any(r.p50_ms is not None for r in results):
+        return choice.selection(results, sizes, decided_by="build", where="this machine")
+    expected = min(rows, key=lambda row: (_rank(row.candidate), sizes[row.candidate.name]))
     return Selection(
-        candidate=best.name, decided_by="build", where="this machine", reason=choice.reason(best, results),
-        verdict="faster" if len(timed) > 1 else "only",
-        figures={r.name: {"p50_ms": r.p50_ms, "p99_ms": r.p99_ms, "metrics": r.metrics} for r in results},
+        candidate=expected.candidate.name, decided_by="build", where="this machine", verdict="undecided",
+        reason="speed: undecided, since the target is not at hand; validate measures on the device",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from edgeopt import digest
 from edgeopt.errors import EdgeoptError
 from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.job import Job
-from edgeopt.program import ExportedGraph, OnnxGraph, Program
+from edgeopt.program import Program
 from edgeopt.progress import log
 from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal, Tolerance
 
@@ -54,23 +54,19 @@ def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path)
     )
 
 
-def precision(program: Program) -> str:
-    """'int8' for a program with integer arithmetic, else 'fp32'."""
-    return "int8" if isinstance(program, ExportedGraph | OnnxGraph) and program.integer else "fp32"
-
-
 def _with_tolerance(candidate: Candidate) -> Candidate:
     tolerance = _TOLERANCES.get((candidate.runtime, candidate.precision), candidate.tolerance)
     return candidate.model_copy(update={"tolerance": tolerance})
 
 
 def _lower_into(program: Program, job: Job, folder: Path) -> None:
+    from edgeopt.backends.backend import precision_of
     from edgeopt.backends.table import BACKENDS
 
     files, candidates, recipes, refused = [], [], [], []
     for name in job.profile.backends:
         backend = BACKENDS[name]
-        candidate = f"{name}-{precision(program)}"
+        candidate = f"{name}-{precision_of(program)}"
         if reasons := backend.refusals(program, job.profile):
             refused.append(Refusal(candidate=candidate, reason="; ".join(reasons)))
             continue

@@ -19,7 +19,7 @@ def save(program: Program, details: dict[str, Any], folder: Path) -> None:
     Of a QAT result only the learned state is kept: its graph is that of the stage before, and observer graphs
     are never serialised.
     """
-    (folder / _DETAILS).write_bytes(digest.canonical_json(details))
+    (folder / _DETAILS).write_bytes(digest.canonical_json(digest.finite(details)))
     if isinstance(program, ExportedGraph) and program.qat_state is not None and not program.integer:
         import torch
 

@@ -51,6 +51,11 @@ def safe_path(path: str) -> str:
 FilePath = Annotated[str, pydantic.AfterValidator(safe_path)]
 
 
+def belongs_to(path: str, file: str) -> bool:
+    """Whether `path` is the model file `file`, or external data of it: beside it, with its name as a prefix."""
+    return path == file or path.startswith(file + ".")
+
+
 class Axis(Value):
     """A named dynamic axis: sizes from min to max, opt the size to tune for."""
 
@@ -213,6 +218,10 @@ class Manifest(Value):
             if path in reserved or path.startswith(REPORTS_DIR + "/"):
                 raise ValueError(f"{path!r} is a reserved name")
         return self
+
+    def size_bytes(self, candidate: Candidate) -> int:
+        """Bytes of the candidate's file and of its external data."""
+        return sum(file.size for path, file in self.files.items() if belongs_to(path, candidate.file))
 
     def candidate(self, name: str) -> Candidate:
         for c in self.candidates:

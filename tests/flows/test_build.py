@@ -206,8 +206,9 @@ def test_until_stops_after_a_stage_and_leaves_no_artifact(built, tmp_path):
 def test_json_is_the_only_thing_on_stdout(built):
     project, folder, _ = built
     done = build(project, folder, "--json")
-    record = json.loads(done.stdout)
+    record = json.loads(done.stdout, parse_constant=pytest.fail)  # Infinity and NaN are no JSON
     assert record["artifact"] == str(folder)
+    json.loads((folder / "build.json").read_text(), parse_constant=pytest.fail)
     assert record["selection"]["candidate"] in [c["name"] for c in record["candidates"]]
 
 

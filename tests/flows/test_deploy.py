@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -44,6 +45,7 @@ def test_what_passes_is_current_and_selected_by_its_measurement(device, root, ru
     assert on_device.digest == artifact.digest
     assert on_device.selection().decided_by == "validate"
     assert set(done.as_dict()) == {"pushed", "report", "activated"}
+    json.dumps(done.as_dict(), allow_nan=False)
 
 
 def test_what_fails_its_limits_stays_staged_and_is_not_active(device, root, running, tmp_path):
