@@ -43,9 +43,10 @@ class Backend(Protocol):
 
 
 def precision_of(program: Program) -> str:
-    """'int8' where the program holds integer arithmetic (Q/DQ operators or integer kernels), else 'fp32'."""
-    integer = isinstance(program, ExportedGraph | OnnxGraph) and program.integer
-    return "int8" if integer else "fp32"
+    """'int8' where the program holds integer arithmetic (Q/DQ operators or integer kernels), else its float type."""
+    if isinstance(program, ExportedGraph | OnnxGraph) and program.integer:
+        return "int8"
+    return (program.half if isinstance(program, ExportedGraph) else None) or "fp32"
 
 
 def disk_full(path: Path) -> SpaceError:

@@ -31,6 +31,7 @@ def save(program: Program, folder: Path) -> None:
         "kind": _KINDS[type(program)],
         "how": getattr(program, "how", None),
         "integer": getattr(program, "integer", False),
+        "half": getattr(program, "half", None),
         "signature": _signature_data(program.signature),
         "reference": _save_reference(program.reference, folder),
         "stages": program.stages,
@@ -78,7 +79,7 @@ def _load_graph(head: dict[str, Any], folder: Path, common: dict[str, Any]) -> P
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = torch.export.load(folder / "model.pt2").module(check_guards=False)
-        return ExportedGraph(**common, module=module, integer=head["integer"])
+        return ExportedGraph(**common, module=module, integer=head["integer"], half=head["half"])
     if head["kind"] == "script":
         return ScriptGraph(**common, module=script.read_trusted(folder / "model.pt"), how=head["how"])
     return OnnxGraph(**common, model=onnx_file.read(folder / "model.onnx"), integer=head["integer"])

@@ -1,5 +1,5 @@
-"""Graph passes over an ExportedGraph: an ordered table, each pass verified against the program before it."""
+"""The ordered table of graph passes; each is checked against the program before it, and dropped where it fails."""
 
-from edgeopt.passes.run import PassRecord, optimize, reoptimize
+from edgeopt.passes.run import PassRecord, Run, optimize, reoptimize, steps
 
-__all__ = ["PassRecord", "optimize", "reoptimize"]
+__all__ = ["PassRecord", "Run", "optimize", "reoptimize", "steps"]

@@ -8,7 +8,7 @@ unless they are known to compute a new tensor.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.fx import Graph, Node
@@ -36,29 +36,30 @@ def written(node: Node) -> list[Node]:
     return found
 
 
-def groups(graph: Graph) -> dict[Node, int]:
-    """A number for each node, equal for nodes that may share memory."""
-    parent: dict[Node, Node] = {node: node for node in graph.nodes}
+def groups(nodes: Iterable[Node]) -> dict[Node, int]:
+    """A number for each of the nodes, which are in the graph's order, equal for nodes that may share memory."""
+    parent: dict[Node, Node] = {node: node for node in nodes}
 
     def root(node: Node) -> Node:
         while parent[node] is not node:
-            node = parent[node]
+            parent[node] = node = parent[parent[node]]
         return node
 
-    for node in graph.nodes:
+    for node in list(parent):
         for source in may_alias(node):
-            parent[root(node)] = root(source)
+            if source in parent:
+                parent[root(node)] = root(source)
     by_attribute: dict[str, Node] = {}  # two reads of one buffer are one tensor
-    for node in graph.nodes:
+    for node in list(parent):
         if node.op == "get_attr":
             parent[root(node)] = root(by_attribute.setdefault(node.target, node))
     numbers: dict[Node, int] = {}
-    return {node: numbers.setdefault(root(node), len(numbers)) for node in graph.nodes}
+    return {node: numbers.setdefault(root(node), len(numbers)) for node in parent}
 
 
 def mutated(graph: Graph) -> set[Node]:
     """Every node whose memory some operator of the graph may write to."""
-    group = groups(graph)
+    group = groups(graph.nodes)
     hit = {group[target] for node in graph.nodes for target in written(node)}
     return {node for node in graph.nodes if group[node] in hit}
 

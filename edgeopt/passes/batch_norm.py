@@ -10,10 +10,8 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.passes import aliases
-from edgeopt.passes.changed import Changed
+from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.constants import add_tensor, tensor_of
-from edgeopt.spec.profile import Profile
 
 _aten = torch.ops.aten
 _CONV = {
@@ -25,13 +23,12 @@ _LINEAR = {_aten.linear.default}
 _TRANSPOSED_GROUPS = 6  # position of `groups` among the arguments of a transposed convolution
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    count, declined = 0, []
-    mutated = aliases.mutated(module.graph)
+def run(context: Context) -> Changed:
+    module, mutated, count, declined = context.module, context.mutated, 0, []
     for norm in list(module.graph.nodes):
         if norm.target is not _aten.batch_norm.default:
             continue
-        reason = _reason_against(module, norm, mutated, profile.fusion.patterns)
+        reason = _reason_against(module, norm, mutated, context.profile.fusion.patterns)
         if reason:
             declined.append(f"{norm.name}: {reason}")
         else:

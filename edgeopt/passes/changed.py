@@ -1,8 +1,15 @@
-"""What a pass says it did."""
+"""What a pass is given, and what it says it did."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch.fx import GraphModule, Node
+
+from edgeopt.passes import aliases
+from edgeopt.spec.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -11,3 +18,17 @@ class Changed:
 
     count: int
     declined: tuple[str, ...] = ()
+
+
+@dataclass
+class Context:
+    """The graph that a pass may change, the profile it is for, and the pass's own settings, complete with defaults."""
+
+    module: GraphModule
+    profile: Profile
+    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+    @cached_property
+    def mutated(self) -> set[Node]:
+        """Every node whose memory some operator may write to, found once: a rewrite of such a node is not safe."""
+        return aliases.mutated(self.module.graph)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from torch.fx import GraphModule, Node
-
-from edgeopt.passes import aliases
-from edgeopt.passes.changed import Changed
+from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.constants import remove_unused
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.rewrite import remove_dead
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    del profile
-    before = len(module.graph.nodes)
-    module.graph.eliminate_dead_code(is_impure_node=_has_effect)
-    removed = before - len(module.graph.nodes)
-    return Changed(removed + remove_unused(module))
-
-
-def _has_effect(node: Node) -> bool:
-    return node.is_impure() or bool(aliases.written(node))
+def run(context: Context) -> Changed:
+    return Changed(remove_dead(context.module.graph) + remove_unused(context.module))

@@ -8,16 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from edgeopt.passes import aliases
-from edgeopt.passes.changed import Changed
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.changed import Changed, Context
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    del profile
-    mutated = aliases.mutated(module.graph)
+def run(context: Context) -> Changed:
+    module, mutated = context.module, context.mutated
     first: dict[Any, Node] = {}
     count = 0
     for node in list(module.graph.nodes):

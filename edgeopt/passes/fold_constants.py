@@ -7,24 +7,21 @@ import math
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.passes import aliases
-from edgeopt.passes.changed import Changed
+from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.constants import add_tensor, tensor_of
-from edgeopt.spec.profile import Profile
 
 MAX_NEW_BYTES = 16 << 10  # of a result that is larger than the tensors that it replaces
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    del profile
-    mutated = aliases.mutated(module.graph)
+def run(context: Context) -> Changed:
+    module, mutated, cap = context.module, context.mutated, int(context.settings["max_new_bytes"])
     constant: set[Node] = set()
     declined = []
     for node in module.graph.nodes:
         if node.op == "get_attr" and tensor_of(module, node) is not None and node not in mutated:
             constant.add(node)
         elif _depends_on(node, constant) and node not in mutated:
-            reason = _reason_against(node)
+            reason = _reason_against(node, cap)
             if reason:
                 declined.append(f"{node.name}: {reason}")
             else:
@@ -42,12 +39,12 @@ def _depends_on(node: Node, constant: set[Node]) -> bool:
     return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
 
 
-def _reason_against(node: Node) -> str | None:
+def _reason_against(node: Node, max_new_bytes: int) -> str | None:
     size = _bytes(node)
     if size is None:
         return "its result is no single tensor of fixed shape"
     replaced = sum(_bytes(source) or 0 for source in node.all_input_nodes if len(source.users) == 1)
-    if size > max(MAX_NEW_BYTES, replaced):
+    if size > max(max_new_bytes, replaced):
         return f"its result of {size} bytes would replace {replaced}"
     return None
 

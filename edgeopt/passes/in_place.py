@@ -5,26 +5,34 @@ Then the passes that follow and the quantizer see one form of each operator.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from edgeopt.passes import aliases
-from edgeopt.passes.changed import Changed
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.changed import Changed, Context
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    del profile
+def run(context: Context) -> Changed:
     count, declined = 0, []
-    for node in list(module.graph.nodes):
+    graph = context.module.graph
+    group = aliases.groups(graph.nodes)
+    members: dict[int, dict[Node, None]] = {}
+    for node, number in group.items():
+        members.setdefault(number, {})[node] = None
+    for node in list(graph.nodes):
         twin = _twin(node)
         if twin is None:
             continue
-        reason = _reason_against(module.graph, node, twin)
+        near = members[group[node.args[0]]]  # all that may share memory with what is written to
+        reason = _reason_against(near, node, twin)
         if reason:
             declined.append(f"{node.name}: {reason}")
         else:
-            _replace(module.graph, node, twin)
+            new = _replace(graph, node, twin)
+            group[new] = group[node]
+            members[group[node]] = {new if other is node else other: None for other in near}
             count += 1
     return Changed(count, tuple(declined))
 
@@ -43,10 +51,10 @@ def _twin(node: Node) -> torch._ops.OpOverload | None:
     return twin if same else None
 
 
-def _reason_against(graph: Graph, node: Node, twin: torch._ops.OpOverload) -> str | None:
+def _reason_against(near: Iterable[Node], node: Node, twin: torch._ops.OpOverload) -> str | None:
     target = node.args[0]
-    group = aliases.groups(graph)
-    shared = [other for other in graph.nodes if group[other] == group[target]]
+    group = aliases.groups(near)
+    shared = [other for other in group if group[other] == group[target]]
     if any(other.op != "call_function" for other in shared):
         return "it writes to an input or a stored tensor"
     if any(_is_view(other) for other in shared):
@@ -70,12 +78,12 @@ def _is_view(node: Node) -> bool:
     return bool(aliases.may_alias(node)) and not aliases.written(node)
 
 
-def _replace(graph: Graph, node: Node, twin: torch._ops.OpOverload) -> None:
+def _replace(graph: Graph, node: Node, twin: torch._ops.OpOverload) -> Node:
     target = node.args[0]
-    position = {other: i for i, other in enumerate(graph.nodes)}
     with graph.inserting_before(node):
         new = graph.call_function(twin, node.args, node.kwargs)
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
-    target.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and position[user] > position[node])
+    target.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and user > new)
     graph.erase_node(node)
+    return new

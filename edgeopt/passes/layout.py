@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch.fx import GraphModule
 
-from edgeopt.passes.changed import Changed
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.changed import Changed, Context
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    del profile
+def run(context: Context) -> Changed:
+    module = context.module
     replaced: dict[int, torch.Tensor] = {}  # a tensor that two names share stays shared
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     for name, tensor in named:

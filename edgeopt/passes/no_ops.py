@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from edgeopt.passes.changed import Changed
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.changed import Changed, Context
 
 _aten = torch.ops.aten
 _END = 2**63 - 1
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    del profile
-    count = 0
+def run(context: Context) -> Changed:
+    module, count = context.module, 0
     for node in list(module.graph.nodes):
         if _is_export_check(node):
             module.graph.erase_node(node)

@@ -8,21 +8,17 @@ float between two integer convolutions.
 from __future__ import annotations
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from edgeopt.passes import aliases
-from edgeopt.passes.changed import Changed
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.changed import Changed, Context
 
 _aten = torch.ops.aten
 _SPATIAL = {_aten.conv1d.default: 1, _aten.conv2d.default: 2, _aten.conv3d.default: 3}
 _PADDING = 4  # position of `padding` among a convolution's arguments
 
 
-def run(module: GraphModule, profile: Profile) -> Changed:
-    del profile
-    count, declined = 0, []
-    mutated = aliases.mutated(module.graph)
+def run(context: Context) -> Changed:
+    module, mutated, count, declined = context.module, context.mutated, 0, []
     for conv in list(module.graph.nodes):
         pad = conv.args[0] if conv.target in _SPATIAL else None
         if not isinstance(pad, Node) or pad.target not in (_aten.pad.default, _aten.constant_pad_nd.default):

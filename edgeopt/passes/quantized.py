@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from edgeopt.passes.changed import Changed
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.changed import Changed, Context
 
 _NAMESPACE = "quantized_decomposed"
 
 
-def requantize(module: GraphModule, profile: Profile) -> Changed:
+def requantize(context: Context) -> Changed:
     """dequantize -> quantize with equal parameters: the integers themselves."""
-    del profile
-    count, declined = 0, []
+    module, count, declined = context.module, 0, []
     for node in list(module.graph.nodes):
         source = node.args[0] if node.args else None
         if not _is(node, "quantize") or not _is(source, "dequantize"):

@@ -1,34 +1,36 @@
-"""Running the table: each pass on a copy, verified against the program before, dropped where it fails."""
+"""Running the table: each pass on a copy, checked against the program before, dropped where it fails."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch.fx import GraphModule
 
-from edgeopt.errors import ProfileError
-from edgeopt.passes.changed import Changed
-from edgeopt.passes.table import PASSES, Pass
-from edgeopt.program import Call, ExportedGraph, Program, graph
+from edgeopt.passes import settings
+from edgeopt.passes.changed import Changed, Context
+from edgeopt.passes.check import Check, Verdict
+from edgeopt.passes.table import PASSES, RULES_AFTER, Pass
+from edgeopt.program import ExportedGraph, Program
 from edgeopt.progress import log
-from edgeopt.runtime.compare import output_errors, reasons_against
-from edgeopt.spec.manifest import Tolerance
 from edgeopt.spec.profile import Profile
-from edgeopt.spec.values import did_you_mean
+from edgeopt.spec.profile_values import PassSetting
 
 Status = Literal["applied", "nothing", "off", "dropped"]
-
-MAX_ABS = 1e-4  # scaled by the largest value of the output; folding in float32 moves results by about 1e-6
+Watch = Callable[[str, ExportedGraph], None]
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did. `max_abs_error` is the scaled error of the outputs against the program before the first pass."""
+    """What a pass did.
+
+    `max_abs_error` is scaled by the larger of 1 and the output's largest value, `max_rel_error` by the largest value
+    alone; both are against the outputs that the program before the first pass gives in float64.
+    """
 
     name: str
     changed: int
@@ -39,76 +41,104 @@ class PassRecord:
     max_abs_error: float
     status: Status
     reason: str = ""
+    level: str = "graph"
+    max_rel_error: float = 0.0
 
 
-def optimize(program: Program, profile: Profile, switches: dict[str, bool]) -> tuple[Program, list[PassRecord]]:
-    """The float program simplified, and a record of each pass. `switches` turns passes on or off by name.
+@dataclass(frozen=True)
+class Run:
+    """How the table is run. `verified` off keeps a pass that changes the answer: for finding it.
+
+    `rules`: the user's own, run as passes. `watch(name, program)` is told of the program before the first pass (as
+    'start') and after every pass that changed it. `last`: the pass after which to stop.
+    """
+
+    rules: tuple[Pass, ...] = ()
+    verified: bool = True
+    watch: Watch | None = None
+    last: str | None = None
+
+
+def optimize(
+    program: Program, profile: Profile, given: Mapping[str, PassSetting], how: Run | None = None
+) -> tuple[Program, list[PassRecord]]:
+    """The float program simplified, and a record of each pass. `given` switches and sets passes by name.
 
     TorchScript and ONNX programs come back as they are: their own optimizers work when they are lowered.
-    Raises ProfileError for a switch that names no pass.
+    Raises ProfileError for a name that is no pass, and for a setting that the pass does not have.
     """
-    return _run(program, profile, switches, "optimize", "float")
+    return _run(program, profile, given, "optimize", "float", how or Run())
 
 
-def reoptimize(program: Program, profile: Profile, switches: dict[str, bool]) -> tuple[Program, list[PassRecord]]:
+def reoptimize(
+    program: Program, profile: Profile, given: Mapping[str, PassSetting], how: Run | None = None
+) -> tuple[Program, list[PassRecord]]:
     """The integer program cleaned, and a record of each pass; no Q/DQ decision is undone. Raises ProfileError."""
-    return _run(program, profile, switches, "reoptimize", "integer")
+    return _run(program, profile, given, "reoptimize", "integer", how or Run())
+
+
+def steps(graphs: str, rules: Sequence[Pass] = ()) -> tuple[Pass, ...]:
+    """The passes for 'float' or 'integer' graphs, the user's rules in their place."""
+    found: list[Pass] = []
+    for step in PASSES:
+        found.append(step)
+        if step.name == RULES_AFTER:
+            found += rules
+    return tuple(step for step in found if step.graphs in (graphs, "both"))
 
 
 def _run(
-    program: Program, profile: Profile, switches: dict[str, bool], stage: str, level: str
+    program: Program, profile: Profile, given: Mapping[str, PassSetting], stage: str, graphs: str, how: Run
 ) -> tuple[Program, list[PassRecord]]:
-    _check_switches(switches)
+    settled = settings.resolve(given, (*PASSES, *how.rules))
     if not isinstance(program, ExportedGraph):
         note = f"{stage}: no graph passes, since the program is no exported graph"
         return program.after(stage, notes=(note,)), []
-    wanted = _smallest_call(program)
+    check = Check(program) if how.verified else _unchecked
+    watch = how.watch or (lambda name, program: None)
+    watch("start", program)
     records = []
     module = program.module
-    for step in PASSES:
-        if step.level not in (level, "both"):
-            continue
-        if not switches.get(step.name, True):
+    for step in steps(graphs, how.rules):
+        if settled[step.name] is None:
             records.append(_unchanged(step, module, "off", "switched off"))
-            continue
-        module, record = _step(step, module, program, wanted, profile)
-        records.append(record)
+        else:
+            module, record = _step(step, module, check, profile, settled[step.name])
+            records.append(record)
+            if record.status == "applied":
+                watch(step.name, program.after(stage, module=module))
+        if step.name == how.last:
+            break
     return program.after(stage, module=module), records
 
 
-def _check_switches(switches: dict[str, bool]) -> None:
-    names = [step.name for step in PASSES]
-    for name in switches:
-        if name not in names:
-            near = did_you_mean(name, names)
-            raise ProfileError(
-                f"there is no graph pass '{name}'" + (f", did you mean '{near}'?" if near else ""),
-                where=f"key 'passes.{name}'", todo="the passes are: " + ", ".join(names),
-            )  # fmt: skip
+def _unchecked(module: GraphModule) -> Verdict:
+    return Verdict(float("nan"), float("nan"), None)
 
 
 def _step(
-    step: Pass, module: GraphModule, program: ExportedGraph, wanted: Call, profile: Profile
+    step: Pass, module: GraphModule, check: Callable[[GraphModule], Verdict], profile: Profile, values: dict[str, Any]
 ) -> tuple[GraphModule, PassRecord]:
     """The module after one pass and its record; the module given where the pass changed nothing or failed."""
     start = time.perf_counter()
     nodes_before = len(module.graph.nodes)
     try:
         candidate = _shared(module)
-        changed = step.run(candidate, profile)
+        changed = step.run(Context(candidate, profile, values))
         if not changed.count:
             return module, _unchanged(step, module, "nothing", "", changed, time.perf_counter() - start)
         candidate.graph.lint()
         candidate.recompile()
-        error, reason = _verify(dataclasses.replace(program, module=candidate), wanted)
+        verdict = check(candidate)
     except Exception as why:  # a pass must never cost the user a build
-        changed, error, reason = Changed(0), float("nan"), f"{type(why).__name__}: {why}"
+        changed, verdict = Changed(0), Verdict(float("nan"), float("nan"), f"{type(why).__name__}: {why}")
     seconds = time.perf_counter() - start
-    if reason:
-        log.warning("the graph pass %s was dropped: %s", step.name, reason)
-        return module, _unchanged(step, module, "dropped", reason, changed, seconds)
+    if verdict.reason:
+        log.warning("the graph pass %s was dropped: %s", step.name, verdict.reason)
+        return module, _unchanged(step, module, "dropped", verdict.reason, changed, seconds)
     return candidate, PassRecord(
-        step.name, changed.count, changed.declined, nodes_before, len(candidate.graph.nodes), seconds, error, "applied"
+        step.name, changed.count, changed.declined, nodes_before, len(candidate.graph.nodes), seconds,
+        verdict.max_abs, "applied", "", step.level, verdict.max_rel,
     )  # fmt: skip
 
 
@@ -118,7 +148,7 @@ def _unchanged(
 ) -> PassRecord:  # fmt: skip
     nodes = len(module.graph.nodes)
     declined = changed.declined if changed else ()
-    return PassRecord(step.name, 0, declined, nodes, nodes, seconds, 0.0, status, reason)
+    return PassRecord(step.name, 0, declined, nodes, nodes, seconds, 0.0, status, reason, step.level)
 
 
 def _shared(module: GraphModule) -> GraphModule:
@@ -128,19 +158,3 @@ def _shared(module: GraphModule) -> GraphModule:
         copied = GraphModule(module, copy.deepcopy(module.graph))
     copied.meta = dict(module.meta)
     return copied
-
-
-def _smallest_call(program: ExportedGraph) -> Call:
-    """The reference call of the fewest inputs, with the program's own outputs.
-
-    Its own, since a stage before may have moved them within its tolerance; one call, since every pass runs it.
-    """
-    call = min(program.reference, key=lambda call: sum(array.size for array in call.inputs.values()))
-    return dataclasses.replace(call, outputs=graph.run(program, call.inputs))
-
-
-def _verify(program: ExportedGraph, wanted: Call) -> tuple[float, str | None]:
-    """The largest scaled error against the outputs before, and why it is too large, or None."""
-    errors = output_errors([wanted.outputs], [graph.run(program, wanted.inputs)])
-    reasons = reasons_against(errors, Tolerance(max_abs=MAX_ABS))
-    return max(error.max_abs for error in errors.values()), "; ".join(reasons) or None

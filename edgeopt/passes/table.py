@@ -1,16 +1,15 @@
-"""The passes in their order. A pass is a function of the graph and the profile that says what it changed.
+"""The passes in their order. A pass is a function of a context (graph, profile, settings) that says what it changed.
 
 Order matters: in-place operators become plain first, since everything after declines where memory is written;
 no-ops go before folding, which looks at direct neighbours; dead code goes last, with the weights it leaves behind.
+The user's own rules run where `RULES_AFTER` says, before the passes of whole graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
-
-from torch.fx import GraphModule
 
 from edgeopt.passes import (
     batch_norm,
@@ -23,27 +22,37 @@ from edgeopt.passes import (
     padding,
     quantized,
 )
-from edgeopt.passes.changed import Changed
-from edgeopt.spec.profile import Profile
+from edgeopt.passes.changed import Changed, Context
+
+RULES_AFTER = "no_ops"
 
 
 @dataclass(frozen=True)
 class Pass:
-    """`level`: the graphs that it is for, 'float' or 'integer' (with Q/DQ), or 'both'."""
+    """One line of the table.
+
+    `graphs`: those that it is for, 'float' or 'integer' (with Q/DQ), or 'both'. `level`: what it looks at, as
+    compilers say it. `settings`: the names that a user may set below `passes.NAME`, with their defaults. `on`: whether
+    it runs unless it is switched. `made_by`: the library whose pass it is, where it is not ours.
+    """
 
     name: str
-    level: Literal["float", "integer", "both"]
-    run: Callable[[GraphModule, Profile], Changed]
+    graphs: Literal["float", "integer", "both"]
+    level: Literal["node", "block", "graph"]
+    run: Callable[[Context], Changed]
+    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    on: bool = True
+    made_by: str = "edgeopt"
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("out_of_place", "float", in_place.run),
-    Pass("no_ops", "both", no_ops.run),
-    Pass("conv_bn", "float", batch_norm.run),
-    Pass("pad_conv", "float", padding.run),
-    Pass("requantize", "integer", quantized.requantize),
-    Pass("fold_constants", "both", fold_constants.run),
-    Pass("duplicates", "both", duplicates.run),
-    Pass("dead_code", "both", dead_code.run),
-    Pass("contiguous_weights", "both", layout.run),
+    Pass("out_of_place", "float", "node", in_place.run),
+    Pass("no_ops", "both", "node", no_ops.run),
+    Pass("conv_bn", "float", "graph", batch_norm.run),
+    Pass("pad_conv", "float", "graph", padding.run),
+    Pass("requantize", "integer", "node", quantized.requantize),
+    Pass("fold_constants", "both", "graph", fold_constants.run, {"max_new_bytes": fold_constants.MAX_NEW_BYTES}),
+    Pass("duplicates", "both", "graph", duplicates.run),
+    Pass("dead_code", "both", "graph", dead_code.run),
+    Pass("contiguous_weights", "both", "graph", layout.run),
 )

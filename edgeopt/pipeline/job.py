@@ -8,6 +8,7 @@ from pathlib import Path
 from edgeopt.progress import SILENT, Progress
 from edgeopt.spec.limits import Limits, stricter
 from edgeopt.spec.profile import Profile
+from edgeopt.spec.profile_values import PassSetting
 from edgeopt.spec.project import Project
 
 
@@ -26,8 +27,8 @@ class Job:
         return self.project.seed
 
     @property
-    def switches(self) -> dict[str, bool]:
-        """Graph passes switched on or off; the project's word wins over the profile's."""
+    def passes(self) -> dict[str, PassSetting]:
+        """Graph passes switched on or off, or set; the project's word wins over the profile's."""
         return {**self.profile.passes, **self.project.passes}
 
     @property

@@ -24,8 +24,8 @@ _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 # stage -> the keys of the project and of the profile that it reads
 _PROJECT_KEYS = {
-    "capture": ("model", "weights", "inputs", "axes", "calibration", "seed", "data_version"),
-    "optimize": ("passes",),
+    "capture": ("model", "weights", "inputs", "axes", "calibration", "seed", "data_version", "op_libraries"),
+    "optimize": ("passes", "rules"),
     "qat": ("train", "loss", "qat", "keep_float"),
     "quantize": ("calibration_batches",),
     "reoptimize": ("passes",),
@@ -78,8 +78,9 @@ def stage_keys(job: Job) -> dict[str, str]:
 def _project_sources(job: Job) -> dict[str, str]:
     """Digest of the project's own Python files, and of each package that the project names."""
     found = {".": _digest_tree(job.project.folder)}
-    for key in ("model", "calibration", "train", "loss", "evaluate"):
-        where = (getattr(job.project, key, None) or "").rpartition(":")[0]
+    named = [getattr(job.project, key, None) for key in ("model", "calibration", "train", "loss", "evaluate")]
+    for name in (*named, *job.project.rules):
+        where = (name or "").rpartition(":")[0]
         if where and not where.endswith(".py"):
             package = where.split(".")[0]
             spec = importlib.util.find_spec(package)  # of a top-level name: imports nothing
@@ -94,7 +95,7 @@ def _project_sources(job: Job) -> dict[str, str]:
 def _project_files(job: Job) -> dict[str, str]:
     """Digest of the weights, of a model file, and of every declared data file."""
     project = job.project
-    named = [project.weights, *project.data]
+    named = [project.weights, *project.data, *project.op_libraries]
     if ":" not in project.model:
         named.append(project.model)
     out = {}

@@ -69,7 +69,7 @@ def _capture(program: Program | None, job: Job) -> tuple[Program, dict[str, Any]
 def _optimize(program: Program, job: Job) -> tuple[Program, dict[str, Any]]:
     from edgeopt import passes
 
-    result, records = passes.optimize(program, job.profile, job.switches)
+    result, records = passes.optimize(program, job.profile, job.passes)
     return result, {"passes": [_as_data(r) for r in records]}
 
 
@@ -90,7 +90,7 @@ def _quantize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]
 def _reoptimize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
     from edgeopt import passes
 
-    result, records = passes.reoptimize(program, job.profile, job.switches)
+    result, records = passes.reoptimize(program, job.profile, job.passes)
     return result, {"passes": [_as_data(r) for r in records]}
 
 

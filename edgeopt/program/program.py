@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgeopt.spec.manifest import Axis, TensorSpec
 
@@ -64,11 +64,13 @@ class ExportedGraph(_Captured):
 
     `module` takes the inputs as positional tensors in the order of `signature.inputs` and returns a flat tuple of
     tensors in the order of `signature.outputs`; its weights are its parameters and buffers. `integer` is true once
-    the graph holds quantize and dequantize operators. Treat it as frozen: passes work on `copy.deepcopy(module)`.
+    the graph holds quantize and dequantize operators, `half` names the 16-bit type where it computes in one. Treat it
+    as frozen: passes work on a copy.
     """
 
     module: torch.fx.GraphModule = None  # type: ignore[assignment]
     integer: bool = False
+    half: Literal["fp16", "bf16"] | None = None
     qat_state: dict[str, torch.Tensor] | None = None  # what QAT learned: the fake-quantized graph's state_dict
     # kept by graph.export, since the stage cache and the writers of files all take it; a changed copy starts anew
     exported: list[torch.export.ExportedProgram] = field(default_factory=list, init=False, repr=False, compare=False)

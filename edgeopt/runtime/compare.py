@@ -23,12 +23,14 @@ class Error:
     """The error of one output over some calls.
 
     `sqnr_db`: 10 log10(sum r^2 / sum (r - x)^2), inf where equal. `max_abs`: max |r - x| / max(1, max |r|),
-    as spec.manifest.Tolerance defines it. `mismatches`: elements of an integer or bool output that differ;
+    as spec.manifest.Tolerance defines it. `max_rel`: max |r - x| / max |r|, 0 where both are zero and inf where
+    only the reference is. `mismatches`: elements of an integer or bool output that differ;
     such outputs are compared exactly and have sqnr_db inf or -inf.
     """
 
     sqnr_db: float
     max_abs: float
+    max_rel: float = 0.0
     mismatches: int = 0
 
     @property
@@ -39,19 +41,6 @@ class Error:
 def sqnr_db(reference: np.ndarray, value: np.ndarray) -> float:
     """Signal to quantization-noise ratio in dB, 10 log10(sum r^2 / sum (r - x)^2); inf where equal."""
     return output_error([reference], [value]).sqnr_db
-
-
-def scaled_max_abs(reference: np.ndarray, value: np.ndarray) -> float:
-    """max |r - x| / max(1, max |r|): absolute for small signals, relative to the largest for large ones."""
-    return output_error([reference], [value]).max_abs
-
-
-def max_rel(reference: np.ndarray, value: np.ndarray, *, floor: float = 1e-6) -> float:
-    """max |r - x| / max(|r|, floor), element by element; inf where only one of the two is finite."""
-    r, x = _float64(reference, value)
-    error = _difference(r, x)
-    scale = np.maximum(np.abs(np.where(np.isfinite(r), r, 0)), floor)
-    return float((error / scale).max(initial=0))
 
 
 def top1_agreement(reference: np.ndarray, value: np.ndarray) -> float:
@@ -80,9 +69,12 @@ def output_error(references: Sequence[np.ndarray], values: Sequence[np.ndarray])
         noise += float((difference * difference).sum())
         largest = max(largest, float(np.abs(finite).max(initial=0)))
         error = max(error, float(difference.max(initial=0)))
-    if mismatches:
-        return Error(sqnr_db=-math.inf, max_abs=error / max(1.0, largest), mismatches=mismatches)
-    return Error(sqnr_db=_ratio_db(signal, noise), max_abs=error / max(1.0, largest))
+    return Error(
+        sqnr_db=-math.inf if mismatches else _ratio_db(signal, noise),
+        max_abs=error / max(1.0, largest),
+        max_rel=error / largest if largest else (math.inf if error else 0.0),
+        mismatches=mismatches,
+    )
 
 
 def output_errors(references: Sequence[Tensors], values: Sequence[Tensors]) -> dict[str, Error]:

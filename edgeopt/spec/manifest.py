@@ -122,7 +122,7 @@ class Candidate(Value):
 
     name: ArtifactName
     runtime: Literal["onnxruntime", "torchscript", "tensorrt"]
-    precision: Literal["fp32", "fp16", "int8"]
+    precision: Literal["fp32", "fp16", "bf16", "int8"]
     file: FilePath
     flags: dict[str, Any] = {}  # fuser flags or session options; applied by the runner, each checked by trying it
     opset: int | None = None  # read back from the file

@@ -115,7 +115,9 @@ def model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
 
 
 def mapping_in(annotation: Any) -> Any:
-    """The type of a mapping's values, or None where `annotation` is no mapping."""
+    """The type of the values of a mapping, or of `mapping | other`; None where `annotation` is no mapping."""
     if getattr(annotation, "__origin__", None) is dict:
         return annotation.__args__[1]
-    return None
+    if getattr(annotation, "__origin__", None) in (tuple, list):
+        return None
+    return next(filter(None, map(mapping_in, getattr(annotation, "__args__", ()))), None)

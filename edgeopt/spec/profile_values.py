@@ -6,9 +6,9 @@ filled in; `profile.load_profile` goes from one to the other.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from edgeopt.spec.limits import Limits
 from edgeopt.spec.values import Value
@@ -25,7 +25,32 @@ PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 BackendName = Literal["onnxruntime", "torchscript", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "tensorrt"]
-FusionPattern = Literal["conv_bn", "linear_bn"]  # what passes/ fuses; activations are fused by the runtimes
+# what passes/ fuses; activations after a convolution are fused by the runtimes
+FusionPattern = Literal[
+    "conv_bn",
+    "linear_bn",
+    "bn_conv",
+    "bn_linear",
+    "attention",
+    "gelu",
+    "silu",
+    "layer_norm",
+    "rms_norm",
+    "parallel_matmuls",
+    "sum_of_matmuls",
+]
+ALL_PATTERNS: tuple[FusionPattern, ...] = get_args(FusionPattern)
+
+
+def _pass_setting(value: Any) -> Any:
+    if not isinstance(value, bool | dict):
+        raise ValueError(f"{value!r} is neither on, off, nor {{setting: value}}")
+    return value
+
+
+PassSetting = Annotated[  # on, off, or its settings
+    StrictBool | dict[StrictStr, StrictBool | StrictInt | StrictFloat | StrictStr], BeforeValidator(_pass_setting)
+]
 Step = tuple[Literal["STATIC", "DYNAMIC"], Annotated[int, Field(strict=True, ge=0, le=100)]]
 Argv = tuple[Annotated[StrictStr, Field(min_length=1)], ...]
 
@@ -103,7 +128,7 @@ class Fusion(Value):
     """Depth of TorchScript's specialisation, and the patterns that the graph passes may fuse."""
 
     strategy: tuple[Step, ...] = Field((), description="torch.jit.set_fusion_strategy; torch 1.11 and later")
-    patterns: tuple[FusionPattern, ...] = Field(("conv_bn", "linear_bn"), description="patterns fused before lowering")
+    patterns: tuple[FusionPattern, ...] = Field(ALL_PATTERNS, description="patterns fused before lowering")
 
 
 class Quantization(Value):
@@ -136,7 +161,7 @@ class ProfileFile(Value):
     fusion: Fusion = Fusion()
     quantization: Quantization = Quantization()
     backends: tuple[BackendName, ...] = Field(("onnxruntime",), min_length=1, description="in order of preference")
-    passes: dict[str, StrictBool] = Field({}, description="graph pass -> on or off")
+    passes: dict[str, PassSetting] = Field({}, description="graph pass -> on, off, or {setting: value}")
     container: Container | None = None
     limits: Limits = Limits()
     root: StrictStr | None = Field(None, description="where releases live on the device, else ~/.edgeopt")
@@ -176,7 +201,7 @@ class Profile(Value):
     fusion: Fusion
     quantization: ResolvedQuantization
     backends: tuple[BackendName, ...]
-    passes: dict[str, bool]
+    passes: dict[str, PassSetting]
     container: Container | None
     limits: Limits
     root: str | None

@@ -14,6 +14,7 @@ from edgeopt.errors import ProjectError
 from edgeopt.spec.limits import Limits
 from edgeopt.spec.manifest import ArtifactName, Axis, Dtype
 from edgeopt.spec.overrides import apply_overrides, set_note
+from edgeopt.spec.profile_values import PassSetting
 from edgeopt.spec.values import Value, did_you_mean, validate
 from edgeopt.spec.yaml_file import read_mapping
 
@@ -124,7 +125,13 @@ class ProjectFile(Value):
     seed: StrictInt = Field(0, ge=0, lt=2**63)
     data: tuple[StrictStr, ...] = Field((), description="files or folders whose content counts for the stage cache")
     data_version: StrictStr | None = Field(None, description="counts for the stage cache in place of data's content")
-    passes: dict[StrictStr, StrictBool] = Field({}, description="graph pass -> on or off; wins over the profile")
+    passes: dict[StrictStr, PassSetting] = Field(
+        {}, description="graph pass -> on, off, or {setting: value}; wins over the profile"
+    )
+    rules: tuple[Function, ...] = Field((), description="the project's own fusion rules, each file.py:rule")
+    op_libraries: tuple[StrictStr, ...] = Field(
+        (), description="Python files and shared libraries that define the model's own operators"
+    )
     keep_float: tuple[StrictStr, ...] = Field((), description="module paths or operator patterns kept out of int8")
 
 
@@ -259,8 +266,9 @@ def _named_files(project: Project) -> list[tuple[str, str]]:
     if project.weights is not None:
         out.append(("weights", project.weights))
     out += [("data", path) for path in project.data]
-    for key in ("model", "calibration", "train", "loss", "evaluate"):
-        value = getattr(project, key)
+    out += [("op_libraries", path) for path in project.op_libraries]
+    functions = [(key, getattr(project, key)) for key in ("model", "calibration", "train", "loss", "evaluate")]
+    for key, value in (*functions, *(("rules", rule) for rule in project.rules)):
         if value is None:
             continue
         place = value.rpartition(":")[0] if _ATTRIBUTE.match(value) else value

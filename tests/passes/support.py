@@ -10,6 +10,7 @@ from edgeopt.passes import PassRecord, optimize
 from edgeopt.program import Call, ExportedGraph, Signature, graph
 from edgeopt.spec.manifest import Axis, TensorSpec
 from edgeopt.spec.profile import Profile, load_profile
+from edgeopt.spec.profile_values import PassSetting
 
 PROFILE: Profile = load_profile("x86-cpu")
 
@@ -50,7 +51,7 @@ class _Flat(nn.Module):
         return returned if isinstance(returned, tuple) else (returned,)
 
 
-def optimized(given: ExportedGraph, **switches: bool) -> tuple[ExportedGraph, dict[str, PassRecord]]:
+def optimized(given: ExportedGraph, **switches: PassSetting) -> tuple[ExportedGraph, dict[str, PassRecord]]:
     result, records = optimize(given, PROFILE, switches)
     return result, {record.name: record for record in records}
 

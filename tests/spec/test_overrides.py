@@ -56,7 +56,7 @@ def test_nested_keys_are_replaced_and_made_in_a_copy():
         ("target.torch.mni", "unknown key 'target.torch.mni', did you mean 'min'?"),
         ("dla.cores", "'dla' has no keys below it"),
         ("backends.first", "'backends' has no keys below it"),
-        ("passes.fold.deep", "'passes.fold' has no keys below it"),
+        ("passes.fold.deep.deeper", "'passes.fold.deep' has no keys below it"),
     ],
 )
 def test_a_key_that_no_profile_has_is_answered(key, part):

@@ -210,7 +210,7 @@ def test_a_machine_without_jetpack_says_so():
         ("module: xavier\njetpack: 5.1", 'in quotes, as in "5.1"'),
         ("target: {kind: cpu, arch: x86_64, python: 3.10}", "key 'target.python': a version must be in quotes"),
         ("module: xavier\ndla: 1", "key 'dla': Input should be a valid boolean"),
-        ("module: xavier\npasses: {fold: maybe}", "key 'passes.fold': Input should be a valid boolean"),
+        ("module: xavier\npasses: {fold: maybe}", "key 'passes.fold': 'maybe' is neither on, off, nor"),
         ("module: xavier\nprecision: {allowed: [fp64]}", "key 'precision.allowed.0'"),
         ("module: xavier\nbackends: []", "key 'backends'"),
         ("module: xavier\nfusion: {strategy: [[FAST, 2]]}", "key 'fusion.strategy.0.0'"),

@@ -107,7 +107,7 @@ def test_the_dump_says_nothing_of_where_the_project_lies(folder):
         ("evaluate", "data.py:not a name", "evaluate", "not file.py:function"),
         ("data", "[data, more]", "data", "there is no file more"),
         ("limits.latency_ms", "-1", "limits.latency_ms", "greater than 0"),
-        ("passes.fold", "maybe", "passes.fold", "valid boolean"),
+        ("passes.fold", "maybe", "passes.fold", "neither on, off, nor"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_names_key_reason_and_setting(folder, key, text, wrong_key, part):
