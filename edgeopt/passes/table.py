@@ -12,15 +12,25 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgeopt.passes import (
+    activations,
+    aligned_channels,
+    attention,
     batch_norm,
+    channels_last,
+    conv_affine,
     dead_code,
     duplicates,
     fold_constants,
+    identities,
     in_place,
+    inverse_pairs,
     layout,
     no_ops,
+    norms,
     padding,
+    parallel_matmuls,
     quantized,
+    sum_of_matmuls,
 )
 from edgeopt.passes.changed import Changed, Context
 
@@ -48,11 +58,24 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass("out_of_place", "float", "node", in_place.run),
     Pass("no_ops", "both", "node", no_ops.run),
-    Pass("conv_bn", "float", "graph", batch_norm.run),
+    Pass("identities", "float", "node", identities.run),
+    Pass("inverse_pairs", "float", "node", inverse_pairs.run),
+    Pass("attention", "float", "block", attention.run),
+    Pass("gelu", "float", "block", activations.gelu),
+    Pass("silu", "float", "block", activations.silu),
+    Pass("layer_norm", "float", "block", norms.layer_norm),
+    Pass("rms_norm", "float", "block", norms.rms_norm),
+    Pass("conv_bn", "float", "graph", batch_norm.conv_bn),
+    Pass("bn_conv", "float", "graph", batch_norm.bn_conv),
     Pass("pad_conv", "float", "graph", padding.run),
+    Pass("sum_of_matmuls", "float", "graph", sum_of_matmuls.run, sum_of_matmuls.SETTINGS),
+    Pass("parallel_matmuls", "float", "graph", parallel_matmuls.run, parallel_matmuls.SETTINGS),
     Pass("requantize", "integer", "node", quantized.requantize),
     Pass("fold_constants", "both", "graph", fold_constants.run, {"max_new_bytes": fold_constants.MAX_NEW_BYTES}),
+    Pass("conv_affine", "float", "graph", conv_affine.run),
     Pass("duplicates", "both", "graph", duplicates.run),
     Pass("dead_code", "both", "graph", dead_code.run),
+    Pass("aligned_channels", "float", "graph", aligned_channels.run, aligned_channels.SETTINGS, on=False),
     Pass("contiguous_weights", "both", "graph", layout.run),
+    Pass("channels_last", "float", "graph", channels_last.run, channels_last.SETTINGS, on=False),
 )

@@ -1,0 +1,77 @@
+"""Which layers read a tensor, where nothing but re-arrangement of its values within a channel stands between.
+
+A pad by reflection, replication or wrapping copies values of the same channel, and a flatten of all but the batch
+puts each channel's values side by side: what multiplies and shifts channels may move past both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from edgeopt.passes import layers
+
+_aten = torch.ops.aten
+_COPYING = ("reflect", "replicate", "circular")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads the tensor; `places` of its input channels belong to each channel of the tensor."""
+
+    layer: Node
+    places: int = 1
+
+
+def readers(node: Node) -> list[Reader] | str:
+    """All readers of `node`, whose channels lie along axis 1; or the reason where one is no layer that takes them."""
+    if not node.users:
+        return "nothing reads it"
+    found: list[Reader] = []
+    for user in node.users:
+        below = _through(node, user)
+        if isinstance(below, str):
+            return below
+        found += below
+    return found
+
+
+def _through(node: Node, user: Node) -> list[Reader] | str:
+    rank = len(node.meta["val"].shape)
+    if layers.is_layer(user):
+        if user.args[0] is not node or list(user.all_input_nodes).count(node) != 1:
+            return f"{user.name} reads it as a weight"
+        if rank != layers.tensor_dims(user):
+            return f"axis 1 of its {rank} dimensions is no input channel of {user.name}"
+        return [Reader(user)]
+    if _copies_within_channels(user, rank):
+        return _each_of(user, readers(user))
+    places = _flattened_places(node, user)
+    if places is None:
+        return f"no convolution or linear layer after it, but {user.name}"
+    below = _each_of(user, readers(user))
+    return below if isinstance(below, str) else [Reader(r.layer, r.places * places) for r in below]
+
+
+def _each_of(user: Node, below: list[Reader] | str) -> list[Reader] | str:
+    return f"{user.name} is read by others: {below}" if isinstance(below, str) else below
+
+
+def _copies_within_channels(user: Node, rank: int) -> bool:
+    if user.target is not _aten.pad.default or len(user.args) < 3 or user.args[2] not in _COPYING:
+        return False
+    return len(user.args[1]) <= 2 * (rank - 2)
+
+
+def _flattened_places(node: Node, user: Node) -> int | None:
+    """Values a channel in a flatten of (N, C, ...) to (N, C ...); None where `user` is no such flatten."""
+    if user.target not in (_aten.flatten.using_ints, _aten.view.default, _aten.reshape.default):
+        return None
+    before, after = node.meta["val"].shape, user.meta["val"].shape
+    sizes = list(before[1:])
+    if len(after) != 2 or str(after[0]) != str(before[0]) or not all(isinstance(size, int) for size in sizes):
+        return None
+    return math.prod(sizes[1:]) if str(after[1]) == str(math.prod(sizes)) else None
