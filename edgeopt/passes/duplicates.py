@@ -5,6 +5,7 @@ torch's CSEPass does not see in-place writes and takes 1, 1.0 and True for one v
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ def _may_merge(node: Node, mutated: set[Node]) -> bool:
     if node in mutated or any(source in mutated for source in node.all_input_nodes):
         return False
     if node.op == "get_attr":
+        return True
+    if node.target is operator.getitem:
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False

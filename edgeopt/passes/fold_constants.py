@@ -66,7 +66,7 @@ def _materialise(module: GraphModule, constant: set[Node]) -> int:
             values[node] = node.target(*args, **kwargs)
     for node in computed:
         if any(user not in constant for user in node.users):
-            stored = values[node].contiguous().clone()
+            stored = values[node].resolve_conj().resolve_neg().contiguous().clone()  # lazy bits are lost in files
             node.replace_all_uses_with(add_tensor(module, f"{node.name}_folded", stored, node, trained=False))
     for node in reversed(computed):
         module.graph.erase_node(node)

@@ -20,6 +20,7 @@ from edgeopt.progress import log
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_values import PassSetting
 
+LARGE_GRAPH = 50_000  # nodes; the passes take some milliseconds for each
 Status = Literal["applied", "nothing", "off", "dropped"]
 Watch = Callable[[str, ExportedGraph], None]
 
@@ -94,16 +95,17 @@ def _run(
     if not isinstance(program, ExportedGraph):
         note = f"{stage}: no graph passes, since the program is no exported graph"
         return program.after(stage, notes=(note,)), []
+    _warn_of_size(len(program.module.graph.nodes))
     check = Check(program) if how.verified else _unchecked
     watch = how.watch or (lambda name, program: None)
     watch("start", program)
     records = []
-    module = program.module
+    module, spare = program.module, None
     for step in steps(graphs, how.rules):
         if settled[step.name] is None:
             records.append(_unchanged(step, module, "off", "switched off"))
         else:
-            module, record = _step(step, module, check, profile, settled[step.name])
+            module, record, spare = _step(step, module, spare, check, profile, settled[step.name])
             records.append(record)
             if record.status == "applied":
                 watch(step.name, program.after(stage, module=module))
@@ -112,21 +114,36 @@ def _run(
     return program.after(stage, module=module), records
 
 
+def _warn_of_size(nodes: int) -> None:
+    if nodes > LARGE_GRAPH:
+        log.warning(
+            "the graph has %d nodes, as where a loop was unrolled: its passes and files take many minutes; a shorter "
+            "loop, or one over an axis of a tensor, has fewer", nodes,
+        )  # fmt: skip
+
+
 def _unchecked(module: GraphModule) -> Verdict:
     return Verdict(float("nan"), float("nan"), None)
 
 
 def _step(
-    step: Pass, module: GraphModule, check: Callable[[GraphModule], Verdict], profile: Profile, values: dict[str, Any]
-) -> tuple[GraphModule, PassRecord]:
-    """The module after one pass and its record; the module given where the pass changed nothing or failed."""
+    step: Pass, module: GraphModule, spare: GraphModule | None, check: Callable[[GraphModule], Verdict],
+    profile: Profile, values: dict[str, Any],
+) -> tuple[GraphModule, PassRecord, GraphModule | None]:  # fmt: skip
+    """The module after one pass and its record; the module given where the pass changed nothing or failed.
+
+    `spare` is a copy of the module that the pass before left as it was, and so is the third result: copying a graph
+    takes longer than looking through it.
+    """
     start = time.perf_counter()
     nodes_before = len(module.graph.nodes)
     try:
-        candidate = _shared(module)
+        candidate = _shared(module) if spare is None else spare
         changed = step.run(Context(candidate, profile, values))
         if not changed.count:
-            return module, _unchanged(step, module, "nothing", "", changed, time.perf_counter() - start)
+            untouched = len(candidate.graph.nodes) == nodes_before
+            seconds = time.perf_counter() - start
+            return module, _unchanged(step, module, "nothing", "", changed, seconds), candidate if untouched else None
         candidate.graph.lint()
         candidate.recompile()
         verdict = check(candidate)
@@ -135,11 +152,12 @@ def _step(
     seconds = time.perf_counter() - start
     if verdict.reason:
         log.warning("the graph pass %s was dropped: %s", step.name, verdict.reason)
-        return module, _unchanged(step, module, "dropped", verdict.reason, changed, seconds)
-    return candidate, PassRecord(
+        return module, _unchanged(step, module, "dropped", verdict.reason, changed, seconds), None
+    record = PassRecord(
         step.name, changed.count, changed.declined, nodes_before, len(candidate.graph.nodes), seconds,
         verdict.max_abs, "applied", "", step.level, verdict.max_rel,
     )  # fmt: skip
+    return candidate, record, None
 
 
 def _unchanged(

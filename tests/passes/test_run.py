@@ -81,7 +81,7 @@ def test_a_pass_that_fails_is_dropped_and_the_others_go_on(monkeypatch, wrong):
 def test_running_twice_changes_nothing_more():
     once, _ = optimized(small())
     twice, records = optimized(once)
-    assert {r.status for r in records.values()} == {"nothing"}
+    assert {r.status for r in records.values() if r.status != "off"} == {"nothing"}
     assert targets(twice) == targets(once)
 
 
