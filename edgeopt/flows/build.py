@@ -19,6 +19,7 @@ from typing import Any
 
 from edgeopt import digest
 from edgeopt.errors import ArtifactError, EdgeoptError, LockedError, LoweringError, UsageError
+from edgeopt.pipeline import op_files
 from edgeopt.pipeline.cache import StageCache, disk_error, link_or_copy
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys, tool_versions
@@ -59,7 +60,8 @@ def build(
     if until is not None and until not in STAGE_NAMES:
         raise UsageError(f"there is no stage '{until}'", where="--until", todo="one of: " + ", ".join(STAGE_NAMES))
     _check_out(out, job)
-    with _workdir_lock(job.workdir):
+    op_files.check(job)
+    with workdir_lock(job.workdir):
         keys = stage_keys(job)
         cache = StageCache(job.workdir / "cache", enabled=use_cache)
         listener = listener or Listener()
@@ -86,7 +88,8 @@ class _Build:
     def _stages_until(self, until: str) -> None:
         program = None
         for stage in STAGES[: STAGE_NAMES.index(until) + 1]:
-            program = self._stage(stage, program)
+            if not stage.branch or stage.name == until:
+                program = self._stage(stage, program)
 
     def _stage(self, stage, program):
         program, record = run_stage(stage, program, self._job, self._cache, self._keys[stage.name])
@@ -108,9 +111,11 @@ class _Build:
 
         optimized = self._stage(by_name["optimize"], captured)
         lowered = lowering.lower(optimized, job, self._cache, self._keys["optimize"], staging)
+        halves = [self._half(stage, optimized, staging) for stage in STAGES if stage.branch]
         gate = partial(self._gate, staging, captured=captured, reference=reference, judged_by=judged_by)
-        rows = last = gate("after optimize", lowered.candidates, rounds=3, calls=15)
-        recipes, refused = [*lowered.recipes], [*lowered.refused]
+        floats = [lowered, *halves]
+        rows = last = gate("after optimize", tuple(c for f in floats for c in f.candidates), rounds=3, calls=15)
+        recipes, refused = [r for f in floats for r in f.recipes], [r for f in floats for r in f.refused]
 
         integer = optimized
         for name in ("qat", "quantize", "reoptimize"):
@@ -136,6 +141,22 @@ class _Build:
         made = assemble.manifest(staging, captured, job, reference, judged_by, kept, tuple(recipes), tuple(refused))
         to_choose = tuple(row for row in last if row.kept) or kept
         return self._publish(staging, made, to_choose, rows)
+
+    def _half(self, stage, optimized, staging: Path):
+        """The candidates of the program in the stage's 16-bit precision, where the profile allows it."""
+        from edgeopt.pipeline import lowering
+
+        precision = stage.name
+        if precision not in self._job.profile.precision.allowed:
+            return lowering.Files((), (), (), ())
+        program = self._stage(stage, optimized)
+        if program is not optimized and program.half:
+            return lowering.lower(program, self._job, self._cache, self._keys[precision], staging)
+        record = self._stages[-1]
+        failed = record.skipped or record.details["half"]["refused"]
+        takers = lowering.half_takers(precision, self._job)
+        refused = [Refusal(candidate=f"{b}-{precision}", reason=why or failed) for b, why in takers.items()]
+        return lowering.Files((), (), (), tuple(refused))
 
     def _gate(self, staging, name, candidates, *, captured, reference, judged_by, rounds, calls):
         from edgeopt.pipeline.gates import run_gate
@@ -265,7 +286,7 @@ def _check_out(out: Path, job: Job) -> None:
 
 
 @contextlib.contextmanager
-def _workdir_lock(workdir: Path) -> Iterator[None]:
+def workdir_lock(workdir: Path) -> Iterator[None]:
     """One build at a time in a project's folder; the lock goes with the process that holds it."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)

@@ -12,16 +12,23 @@ from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.job import Job
 from edgeopt.program import Program
 from edgeopt.progress import log
+from edgeopt.spec.half_formats import FORMATS, HalfPrecision
 from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal, Tolerance
+from edgeopt.spec.profile_checks import by_flag, refusal
 
 _INDEX = "lowered.json"
 # How close outputs must be to the reference, here and on the device. TensorRT's fp32 multiplies in TF32 where the GPU
-# has it, with 10 bits of mantissa as fp16 has. int8 is bounded once it has been measured, see assemble.
+# has it, with 10 bits of mantissa as fp16 has; where it makes fp16 of an fp32 file itself it keeps no islands, and has
+# a bound of its own. int8 is bounded once it has been measured, see assemble.
 _TOLERANCES = {
     ("onnxruntime", "fp32"): Tolerance(max_abs=1e-3),
     ("torchscript", "fp32"): Tolerance(max_abs=1e-3),
     ("tensorrt", "fp32"): Tolerance(sqnr_db=40),
     ("tensorrt", "fp16"): Tolerance(sqnr_db=30),
+    ("onnxruntime", "fp16"): Tolerance(sqnr_db=FORMATS["fp16"].least_sqnr_db),
+    ("torchscript", "fp16"): Tolerance(sqnr_db=FORMATS["fp16"].least_sqnr_db),
+    ("torchscript", "bf16"): Tolerance(sqnr_db=FORMATS["bf16"].least_sqnr_db),
+    ("tensorrt", "bf16"): Tolerance(sqnr_db=FORMATS["bf16"].least_sqnr_db),
 }
 
 
@@ -54,6 +61,20 @@ def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path)
     )
 
 
+def half_takers(precision: HalfPrecision, job: Job) -> dict[str, str | None]:
+    """Backend -> None where it takes a program in the precision, else why not; without those that a flag serves."""
+    from edgeopt.backends import torchscript
+
+    profile = job.profile
+    takers = {}
+    for backend in profile.backends:
+        if not by_flag(precision, backend, profile):
+            takers[backend] = refusal(precision, backend, profile.target)
+    if "torchscript" in takers and takers["torchscript"] is None:
+        takers["torchscript"] = next(iter(torchscript.untested(profile, job.target_python)), None)
+    return takers
+
+
 def _with_tolerance(candidate: Candidate) -> Candidate:
     tolerance = _TOLERANCES.get((candidate.runtime, candidate.precision), candidate.tolerance)
     return candidate.model_copy(update={"tolerance": tolerance})
@@ -64,9 +85,12 @@ def _lower_into(program: Program, job: Job, folder: Path) -> None:
     from edgeopt.backends.table import BACKENDS
 
     files, candidates, recipes, refused = [], [], [], []
+    precision = precision_of(program)
     for name in job.profile.backends:
+        if by_flag(precision, name, job.profile):
+            continue  # it makes the precision of the fp32 file
         backend = BACKENDS[name]
-        candidate = f"{name}-{precision_of(program)}"
+        candidate = f"{name}-{precision}"
         if reasons := backend.refusals(program, job.profile):
             refused.append(Refusal(candidate=candidate, reason="; ".join(reasons)))
             continue

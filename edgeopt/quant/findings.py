@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
+from edgeopt.program.nodes import module_path
 from edgeopt.quant import observers, pt2e
-from edgeopt.quant.quantizer import module_path
 
 MOST_DEVIATIONS = 150  # a normal distribution of a million values is 10 wide
 LEAST_STEPS = 32  # fewer steps over the values seen: more than three of eight bits lie where no value is

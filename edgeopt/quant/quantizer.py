@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 
-from edgeopt.errors import ProjectError
+from edgeopt.program import patterns
+from edgeopt.program.nodes import module_path
 from edgeopt.quant import pt2e, rules
 from edgeopt.quant.scheme import Scheme
 
@@ -41,7 +41,7 @@ class PlacementQuantizer(pt2e.Quantizer):
         self.decisions: tuple[Decision, ...] = ()
 
     def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        _check_patterns(self._keep_float, model)
+        patterns.check(self._keep_float, model, key="keep_float")
         self.decisions = tuple(
             self._decide(node, self._rules[rules.operator(node)])
             for node in model.graph.nodes
@@ -53,17 +53,11 @@ class PlacementQuantizer(pt2e.Quantizer):
         """Nothing to check: rules only place what their kernels take."""
 
     def _decide(self, node: Node, rule: rules.Rule) -> Decision:
-        if any(_matches(pattern, node) for pattern in self._keep_float):
+        if any(patterns.matches(pattern, node) for pattern in self._keep_float):
             reason = "kept float by the project"
         else:
             reason = rule.place(node, self._scheme) or ""
         return Decision(node.name, rule.name, rules.operator(node), module_path(node), not reason, reason, macs(node))
-
-
-def module_path(node: Node) -> str:
-    """The path of the innermost module that called `node`, as the user's model names it."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return next((path for path, _ in reversed(list(stack.values())) if path), "")
 
 
 def macs(node: Node) -> int:
@@ -92,23 +86,3 @@ def _product(sizes: list[int]) -> int:
     for size in sizes:
         total *= size
     return total
-
-
-def _matches(pattern: str, node: Node) -> bool:
-    path = module_path(node)
-    return (
-        fnmatch.fnmatchcase(path, pattern)
-        or fnmatch.fnmatchcase(path, f"{pattern}.*")
-        or fnmatch.fnmatchcase(rules.operator(node), pattern)
-    )
-
-
-def _check_patterns(patterns: tuple[str, ...], model: torch.fx.GraphModule) -> None:
-    for pattern in patterns:
-        if not any(_matches(pattern, node) for node in model.graph.nodes if node.op == "call_function"):
-            known = sorted({module_path(node) for node in model.graph.nodes} - {""})
-            raise ProjectError(
-                f"'{pattern}' matches no module path and no operator of the model",
-                where="keep_float",
-                todo="choose a module path such as " + ", ".join(known[:5]) if known else "choose an operator: linear",
-            )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from edgeopt.program.patterns import aten_name as operator
 from edgeopt.quant import pt2e
 from edgeopt.quant.scheme import Scheme
 
@@ -36,14 +37,6 @@ class Rule:
     name: str
     operators: tuple[str, ...]
     place: Callable[[Node, Scheme], str | None]
-
-
-def operator(node: Node) -> str:
-    """The aten operator's name without overload and in-place mark: 'conv2d', 'add'; '' for anything else."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return ""
-    name = node.target._schema.name.removeprefix("aten::")
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def is_float_tensor(node: object) -> bool:

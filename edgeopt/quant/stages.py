@@ -8,7 +8,7 @@ import torch
 
 from edgeopt.program import ExportedGraph, data
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import convert, finetune
+from edgeopt.quant import convert, finetune, gradients
 from edgeopt.quant.prepare import prepare
 from edgeopt.quant.report import QuantReport
 from edgeopt.spec.profile import Profile
@@ -41,8 +41,10 @@ def qat(
     """Quantization-aware fine-tuning with the project's `train` and `loss`.
 
     Returns the fake-quantized program's state_dict (CPU tensors), which `quantize` replays, and details for the
-    record. DataError for training data that cannot be used, StageError for a loss that is NaN or infinite.
+    record. DataError for training data that cannot be used, StageError for a loss that is NaN or infinite and for an
+    operator of the user's own without a gradient.
     """
+    gradients.require(program)
     prepared = prepare(program, profile.quantization, qat=True, keep_float=_keep_float(project, profile))
     training = finetune.train(
         prepared,
@@ -56,4 +58,4 @@ def qat(
 
 
 def _keep_float(project: Project, profile: Profile) -> tuple[str, ...]:
-    return (*project.keep_float, *profile.precision.keep_fp32)
+    return (*project.keep_float, *project.keep_fp32, *profile.precision.keep_fp32)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from edgeopt.spec import jetpack
+from edgeopt.spec.half_formats import HALF_PRECISIONS
 from edgeopt.spec.profile_values import Profile, Target
 
-# CPU kernels: onnxruntime has int8 ones; our float TorchScript program stays fp32 there
-_CPU_PRECISIONS = {"onnxruntime": ("fp32", "int8"), "torchscript": ("fp32",)}
+# (backend, kind of target, architecture or None for any) -> what its CPU gains from beside fp32: integer kernels; a
+# file of half the size, which onnxruntime computes in fp32 between casts that it inserts itself (its issue 11831); and
+# torch's bf16, which oneDNN has kernels for on x86
+_CPU_PRECISIONS = (
+    ("onnxruntime", "cpu", None, ("fp16", "int8")),
+    ("onnxruntime", "jetson", None, ("int8",)),  # its GPU has fp16
+    ("torchscript", "cpu", "x86_64", ("bf16",)),
+)
 # what lowering writes; the hardware may know more
-_WRITTEN = ("fp32", "fp16", "int8")
+_WRITTEN = ("fp32", "fp16", "bf16", "int8")
+_BF16_BY_ONNX = "nothing here runs an ONNX file in bf16 and could prove it: onnxruntime's CPU has no such kernels"
 
 
 def precisions_of(profile: Profile, backend: str) -> tuple[str, ...]:
@@ -27,9 +35,7 @@ def refusal(precision: str, backend: str, target: Target) -> str | None:
         return None
     on_cpu = target.sm is None or (backend == "onnxruntime" and target.kind == "jetson")
     if on_cpu:
-        if precision in _CPU_PRECISIONS[backend]:
-            return None
-        return f"{backend} has no {precision} kernels that gain anything on this CPU"
+        return _refusal_on_cpu(precision, backend, target)
     lacking = getattr(jetpack.capability(target.sm), precision)
     if lacking:
         return lacking
@@ -37,6 +43,33 @@ def refusal(precision: str, backend: str, target: Target) -> str | None:
         return f"the GPU has {precision}, but edgeopt does not write it yet"
     if backend == "torchscript" and precision == "int8":
         return "TorchScript has no int8 kernels on a GPU"
+    if precision == "bf16":
+        return _refusal_of_bf16(backend, target)
+    return None
+
+
+def by_flag(precision: str, backend: str, profile: Profile) -> bool:
+    """Whether the backend makes the 16-bit precision of the fp32 file itself, as TensorRT's builder flags do."""
+    return backend == "tensorrt" and precision in HALF_PRECISIONS and profile.precision.mechanism != "strong-typed"
+
+
+def _refusal_on_cpu(precision: str, backend: str, target: Target) -> str | None:
+    for name, kind, arch, precisions in _CPU_PRECISIONS:
+        if (name, kind) == (backend, target.kind) and arch in (None, target.arch) and precision in precisions:
+            return None
+    return f"{backend} has no {precision} kernels that gain anything on this CPU"
+
+
+def _refusal_of_bf16(backend: str, target: Target) -> str | None:
+    """Of a GPU that has it. TensorRT 9 and 10 take it by a builder flag (their release notes), torch by its file."""
+    if backend == "onnxruntime":
+        return _BF16_BY_ONNX
+    if backend == "tensorrt" and target.tensorrt is not None:
+        version = jetpack.version_tuple(target.tensorrt)
+        if version < (9,):
+            return f"TensorRT {target.tensorrt} has no bf16: it came with 9.0"
+        if version >= (11,):
+            return f"TensorRT {target.tensorrt} takes bf16 from the file alone, and {_BF16_BY_ONNX}"
     return None
 
 
