@@ -15,7 +15,7 @@ FLOORS = {
     "ports": 2,
     "program": 3, "runtime": 3,
     "capture": 4, "passes": 4, "quant": 4, "backends": 4, "device": 4, "report": 4,
-    "pipeline": 5,
+    "pipeline": 5, "rules": 5,
     "flows": 6,
     "cli": 7, "__main__": 8,
 }  # fmt: skip

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
-from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph
+from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, custom_ops
 from edgeopt.progress import log
+from edgeopt.spec.half_formats import HalfPrecision
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`run(program, job)` gives the next program and details for the record; `declines` why there is nothing to run."""
+    """`run(program, job)` gives the next program and details for the record; `declines` why there is nothing to run.
+
+    Of a `branch` the result is lowered beside the program that it was given, which the next stage takes.
+    """
 
     name: str
     run: Callable[[Program | None, Job], tuple[Program, dict[str, Any]]]
     declines: Callable[[Program | None, Job], str | None] = lambda program, job: None
+    branch: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,10 @@ def run_stage(
         return program, StageRecord(stage.name, 0.0, skipped=reason)
     found = cache.find(stage.name, key)
     if found is not None:
+        operators = custom_ops.of(job.project)
+        custom_ops.load(operators)  # a graph that holds the user's operators is read only where they are defined
         result, details = storage.load(found, program)
+        result = dataclasses.replace(result, custom_ops=operators)
     else:
         log.debug("stage %s: running", stage.name)
         result, details = stage.run(program, job)
@@ -69,15 +79,30 @@ def _capture(program: Program | None, job: Job) -> tuple[Program, dict[str, Any]
 def _optimize(program: Program, job: Job) -> tuple[Program, dict[str, Any]]:
     from edgeopt import passes
 
-    result, records = passes.optimize(program, job.profile, job.passes)
+    result, records = passes.optimize(program, job.profile, job.passes, _run_of(job))
     return result, {"passes": [_as_data(r) for r in records]}
+
+
+def _half(precision: HalfPrecision, program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
+    """The program in a 16-bit precision; the program as it was, and the reason in the details, where that fails."""
+    from edgeopt.passes.half import half
+    from edgeopt.program.data import calibration_batches
+
+    project = job.project
+    batches = calibration_batches(project, program.signature) if project.calibration else ()
+    keep = (*project.keep_fp32, *job.profile.precision.keep_fp32)
+    result, report = half(program, precision, keep_fp32=keep, batches=batches)
+    details = _as_data(report)
+    return result, {"half": details, "warnings": details.pop("warnings")}
 
 
 def _qat(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
     from edgeopt import quant
+    from edgeopt.program.parts import parts_of
 
     state, details = quant.qat(program, job.project, job.profile, progress=job.progress)
-    return program.after("qat", qat_state=state), details
+    fixed = [part.label for part in parts_of(program.module)]  # gradients pass through them to what is before them
+    return program.after("qat", qat_state=state), {**details, "not_trained": fixed} if fixed else details
 
 
 def _quantize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
@@ -90,8 +115,28 @@ def _quantize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]
 def _reoptimize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
     from edgeopt import passes
 
-    result, records = passes.reoptimize(program, job.profile, job.passes)
+    result, records = passes.reoptimize(program, job.profile, job.passes, _run_of(job))
     return result, {"passes": [_as_data(r) for r in records]}
+
+
+def followed(
+    stage: str, program: Program, job: Job, *, watch: Callable[[str, Program], None], verified: bool = True
+) -> tuple[Program, list[Any]]:
+    """'optimize' or 'reoptimize' run anew, with every pass shown to `watch(name, program)`; the passes' records.
+
+    `verified` off keeps the passes that a build would drop.
+    """
+    from edgeopt import passes
+
+    run = {"optimize": passes.optimize, "reoptimize": passes.reoptimize}[stage]
+    return run(program, job.profile, job.passes, _run_of(job, watch=watch, verified=verified))
+
+
+def _run_of(job: Job, **how: Any) -> Any:
+    """How the passes are run for this project: with its own rules, whose names `passes` may switch."""
+    from edgeopt import passes
+
+    return passes.Run(rules=passes.load_rules(job.project), **how)
 
 
 def _no_optimize(program: Program | None, job: Job) -> str | None:
@@ -100,11 +145,29 @@ def _no_optimize(program: Program | None, job: Job) -> str | None:
     return None
 
 
+def _no_half(precision: HalfPrecision, program: Program | None, job: Job) -> str | None:
+    from edgeopt.pipeline.lowering import half_takers
+
+    if precision not in job.profile.precision.allowed:
+        return f"the profile '{job.profile.name}' allows no {precision}"
+    takers = half_takers(precision, job)
+    if not takers:
+        return f"the backends make {precision} of the fp32 file themselves"
+    if all(takers.values()):
+        return "; ".join(f"{backend}: {reason}" for backend, reason in takers.items())
+    if not isinstance(program, ExportedGraph):
+        return f"{precision} is made of a graph that torch.export captures; the model came as {_kind(program)}"
+    return None
+
+
 def _no_int8(program: Program | None, job: Job) -> str | None:
     if "int8" not in job.profile.precision.allowed:
         return f"the profile '{job.profile.name}' allows no int8"
     if isinstance(program, ScriptGraph):
-        return "the model was captured as TorchScript; int8 needs a graph that torch.export captures"
+        return (
+            "the model was captured as TorchScript; int8 needs a graph that torch.export captures, at least around the "
+            "modules that it cannot take: the notes of 'capture' say what kept it from that"
+        )
     if isinstance(program, OnnxGraph):
         if program.integer:
             return "the model is quantized already and is left as it is"
@@ -136,6 +199,8 @@ def _no_reoptimize(program: Program | None, job: Job) -> str | None:
 STAGES = (
     Stage("capture", _capture),
     Stage("optimize", _optimize, _no_optimize),
+    Stage("fp16", partial(_half, "fp16"), partial(_no_half, "fp16"), branch=True),
+    Stage("bf16", partial(_half, "bf16"), partial(_no_half, "bf16"), branch=True),
     Stage("qat", _qat, _no_qat),
     Stage("quantize", _quantize, _no_quantize),
     Stage("reoptimize", _reoptimize, _no_reoptimize),
@@ -146,11 +211,12 @@ STAGE_NAMES = tuple(stage.name for stage in STAGES)
 def _measure(program: Program) -> dict[str, Any]:
     """Size, nodes and the error against the reference calls, as fields of a StageRecord."""
     from edgeopt.pipeline.predict import predictor
+    from edgeopt.program import parts
     from edgeopt.runtime.compare import output_errors
 
     if isinstance(program, ExportedGraph):
         tensors = [*program.module.parameters(), *program.module.buffers()]
-        size = sum(t.numel() * t.element_size() for t in tensors)
+        size = sum(t.numel() * t.element_size() for t in tensors) + parts.size_bytes(program.module)
         nodes = sum(1 for node in program.module.graph.nodes if node.op == "call_function")
     elif isinstance(program, ScriptGraph):
         size, nodes = None, sum(1 for _ in program.module.graph.nodes())
@@ -170,12 +236,15 @@ def _measure(program: Program) -> dict[str, Any]:
 def _kind(program: Program) -> str:
     if isinstance(program, ScriptGraph):
         return f"torch.jit {program.how}"
-    return "torch.export" if isinstance(program, ExportedGraph) else "onnx"
+    if not isinstance(program, ExportedGraph):
+        return "onnx"
+    from edgeopt.program.parts import parts_of
+
+    count = len(parts_of(program.module))
+    return f"torch.export with scripted parts ({count})" if count else "torch.export"
 
 
 def _as_data(value: Any) -> Any:
-    import dataclasses
-
     import pydantic
 
     if isinstance(value, pydantic.BaseModel):
