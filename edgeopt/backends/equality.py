@@ -11,8 +11,10 @@ import torch
 from edgeopt.backends.backend import precision_of
 from edgeopt.backends.onnx_file import first_line
 from edgeopt.errors import LoweringError
-from edgeopt.program import ExportedGraph, Program, ScriptGraph, graph
+from edgeopt.program import ExportedGraph, Program, ScriptGraph, Signature, graph
+from edgeopt.program.parts import parts_of
 from edgeopt.runtime import compare
+from edgeopt.spec.half_formats import FORMATS
 from edgeopt.spec.manifest import Tolerance
 
 # Kernels add in another order than torch does: so much may a float output differ from the same graph's.
@@ -35,7 +37,10 @@ class Case:
 
 
 def cases(program: Program) -> Iterator[Case]:
-    """The reference's inputs, then random ones at three sizes of every axis: the least, one in use, one larger."""
+    """The reference's inputs, then random ones at three sizes of every axis: the least, one in use, one larger.
+
+    A program with control flow inside also gets floats of both signs, for the branches that the others do not take.
+    """
     signature = program.signature
     for call in program.reference:
         yield Case(call.inputs, "on the reference inputs")
@@ -44,6 +49,19 @@ def cases(program: Program) -> Iterator[Case]:
     for seed, sizes in enumerate((smallest, example, larger) if signature.axes else ({},)):
         words = "at " + ", ".join(f"{k}={v}" for k, v in sizes.items()) if sizes else "on random inputs"
         yield Case(graph.synthetic(signature, sizes, seed), words)
+    if isinstance(program, ScriptGraph) or isinstance(program, ExportedGraph) and parts_of(program.module):
+        yield Case(_both_signs(signature, example), "for values of both signs")
+
+
+def _both_signs(signature: Signature, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """Normal values for the floats whose range the project does not declare."""
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.normal(0, 2, array.shape).astype(array.dtype)
+        if array.dtype.kind == "f" and name not in signature.values
+        else array
+        for name, array in graph.synthetic(signature, sizes, seed=3).items()
+    }
 
 
 def expected(program: ExportedGraph | ScriptGraph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -58,7 +76,12 @@ def expected(program: ExportedGraph | ScriptGraph, inputs: dict[str, np.ndarray]
 
 
 def tolerance(program: Program) -> Tolerance:
-    """How close a lowered file must be to the program: for an integer one as its own quantization noise has it."""
+    """How close a lowered file must be to the program: for an integer one as its own quantization noise has it.
+
+    A 16-bit one rounds as often as the program does, elsewhere and in another order: it gets the format's bound.
+    """
+    if precision_of(program) in FORMATS:
+        return Tolerance(sqnr_db=FORMATS[precision_of(program)].least_sqnr_db)
     if precision_of(program) != "int8":
         return FLOAT
     least = INTEGER_SQNR_DB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ def compare(program: Program, path: Path) -> None:
     integer = precision_of(program) == "int8"
     if integer:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for library in program.custom_ops.for_onnxruntime(platform.machine()):
+        options.register_custom_ops_library(str(library.path))
     session = _session(str(path), options, path.name)
     original = None
     if isinstance(program, OnnxGraph):

@@ -19,15 +19,16 @@ import onnx
 import torch
 
 from edgeopt import digest
-from edgeopt.backends import onnx_check, onnx_file, onnx_legacy, opset, torchscript
+from edgeopt.backends import custom_ops, onnx_check, onnx_file, onnx_legacy, opset, parts, torchscript
 from edgeopt.backends.backend import disk_full, precision_of
 from edgeopt.backends.onnx_file import OnnxFile
 from edgeopt.errors import LoweringError
-from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature, graph
+from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature, graph, written_out
 from edgeopt.progress import log
 
 # torch 2.11 to 2.13: its operators are written for 18, and 20 is what it gives when it is not asked.
 EXPORTER_OLDEST, EXPORTER_NEWEST = 18, 20
+_FILE_NAMES = {"fp32": "float.onnx", "fp16": "float16.onnx", "bf16": "bfloat16.onnx", "int8": "int8.onnx"}
 
 
 def write(
@@ -37,13 +38,14 @@ def write(
     opset_max: int,
     inline_limit_bytes: int = onnx_file.INLINE_LIMIT_BYTES,
 ) -> OnnxFile:
-    """Write `float.onnx` or `int8.onnx` into `out`, or find it there written from the same program.
+    """Write `float.onnx`, `float16.onnx` or `int8.onnx` into `out`, or find it there written from the same program.
 
     The file's opset is at most `opset_max`, its inputs and outputs are the signature's, its bytes depend on nothing
     but the program, and onnxruntime gives the program's outputs with it. Weights beyond `inline_limit_bytes` lie in
     a second file. Raises LoweringError, and leaves no file, where no way leads there.
     """
-    path = out / ("int8.onnx" if precision_of(program) == "int8" else "float.onnx")
+    path = out / _FILE_NAMES[precision_of(program)]
+    custom_ops.require_forms(program)
     source = digest.of_value([_digest(program), opset_max, inline_limit_bytes])
     if onnx_file.source_of(path) == source:
         return onnx_file.read_back(path)
@@ -71,6 +73,18 @@ def write(
     )
 
 
+def write_unproved(program: Program, path: Path, *, opset_max: int) -> None:
+    """Write the program to `path` without comparing the two, for finding out where they part. Raises LoweringError."""
+    reasons = []
+    for way in _ways(program):
+        try:
+            onnx_file.save(onnx_file.clean(way(program, opset_max), program.signature), path)
+            return
+        except LoweringError as why:
+            reasons.append(why.what)
+    raise LoweringError("; then: ".join(dict.fromkeys(reasons)), where=path.name)
+
+
 def _proved(program: Program, path: Path, opset_max: int) -> OnnxFile:
     file = onnx_file.read_back(path)
     if file.opset > opset_max:
@@ -78,6 +92,7 @@ def _proved(program: Program, path: Path, opset_max: int) -> OnnxFile:
     onnx_file.check_interface(file, program.signature)
     if isinstance(program, ExportedGraph) and program.integer:
         onnx_check.require_integer_weights(path)
+    custom_ops.require_runnable(custom_ops.nodes_in(path), program.custom_ops, path.name)
     onnx_check.compare(program, path)
     return file
 
@@ -87,7 +102,7 @@ def _ways(program: Program) -> tuple[Callable[..., onnx.ModelProto], ...]:
         return (_as_given,)
     if isinstance(program, ScriptGraph):
         return (_by_legacy_exporter,)
-    return (_by_exporter, _by_legacy_exporter)
+    return (_by_exporter,) if custom_ops.needs_newer_exporter(program) else (_by_exporter, _by_legacy_exporter)
 
 
 def _as_given(program: OnnxGraph, opset_max: int) -> onnx.ModelProto:
@@ -95,7 +110,9 @@ def _as_given(program: OnnxGraph, opset_max: int) -> onnx.ModelProto:
 
 
 def _by_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
+    program = written_out.for_onnx(program, opset_max)
     exported = _exported(program)
+    table = custom_ops.translations(program) | parts.translations(program)
     with _quiet():
         try:
             written = torch.onnx.export(
@@ -104,17 +121,20 @@ def _by_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
                 opset_version=max(EXPORTER_OLDEST, min(EXPORTER_NEWEST, opset_max)),
                 input_names=program.signature.input_names,
                 output_names=program.signature.output_names,
+                custom_translation_table=table,
                 verbose=False,
             )
         except Exception as why:  # the exporter raises whatever its translations raise
             raise LoweringError(f"torch's ONNX exporter cannot write {_culprit(why)}") from why
-    return opset.lowered(written.model_proto, opset_max)
+    return parts.placed(opset.lowered(written.model_proto, opset_max), program)
 
 
 def _by_legacy_exporter(program: ExportedGraph | ScriptGraph, opset_max: int) -> onnx.ModelProto:
+    version = min(opset_max, onnx_legacy.NEWEST)
+    program = written_out.for_onnx(program, version) if isinstance(program, ExportedGraph) else program
     with _quiet():
         try:
-            return onnx_legacy.exported(program, min(opset_max, onnx_legacy.NEWEST))
+            return onnx_legacy.exported(program, version)
         except LoweringError:
             raise
         except Exception as why:
@@ -133,6 +153,8 @@ def _exported(program: ExportedGraph) -> torch.export.ExportedProgram:
 
 def _culprit(why: BaseException) -> str:
     """The operator that an exporter's exception names, else what it says."""
+    if said := custom_ops.culprit(why):
+        return said
     chain: list[str] = []
     at: BaseException | None = why
     while at is not None:

@@ -11,7 +11,7 @@ import copy
 import io
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -31,26 +31,35 @@ def exported(program: ExportedGraph | ScriptGraph, opset_version: int) -> onnx.M
     """The program at `opset_version`, 7 to 20. Raises what the exporter raises, and LoweringError."""
     signature = program.signature
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed=0)
-    written = io.BytesIO()
-    script = _script(program)
-    with _no_dump():
-        torch.onnx.export(
-            script,
-            tuple(graph.to_tensors(signature, example)),
-            written,
-            dynamo=False,
-            opset_version=opset_version,
-            input_names=signature.input_names,
-            output_names=signature.output_names,
-            dynamic_axes={
-                spec.name: {i: size for i, size in enumerate(spec.shape) if isinstance(size, str)}
-                for spec in (*signature.inputs, *signature.outputs)
-            },
-        )
-    model = onnx.load_from_string(written.getvalue())
+    axes = {
+        spec.name: {i: size for i, size in enumerate(spec.shape) if isinstance(size, str)}
+        for spec in (*signature.inputs, *signature.outputs)
+    }
+    given = graph.to_tensors(signature, example)
+    model = written(_script(program), given, opset_version, signature.input_names, signature.output_names, axes)
     _keep_unused_inputs(model.graph, signature)
     _store_integers(model.graph)
     return model
+
+
+def written(
+    script: torch.jit.ScriptModule, example: Sequence[torch.Tensor], opset_version: int,
+    input_names: Sequence[str], output_names: Sequence[str], dynamic_axes: dict[str, dict[int, str]],
+) -> onnx.ModelProto:  # fmt: skip
+    """What the exporter writes of a script; inputs that it does not read are left out. Raises what it raises."""
+    file = io.BytesIO()
+    with _no_dump():
+        torch.onnx.export(
+            script,
+            tuple(example),
+            file,
+            dynamo=False,
+            opset_version=opset_version,
+            input_names=input_names,
+            output_names=output_names,
+            dynamic_axes=dynamic_axes,
+        )
+    return onnx.load_from_string(file.getvalue())
 
 
 @contextlib.contextmanager

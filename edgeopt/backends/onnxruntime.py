@@ -1,11 +1,11 @@
-"""onnxruntime: `float.onnx` or `int8.onnx`, and the session's options as flags."""
+"""onnxruntime: `float.onnx`, `float16.onnx` or `int8.onnx`, and the session's options as flags."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from edgeopt.backends import onnx_export
+from edgeopt.backends import custom_ops, onnx_export
 from edgeopt.backends.backend import Lowered, precision_of, refusal
 from edgeopt.errors import LoweringError
 from edgeopt.program import Program
@@ -23,7 +23,7 @@ def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
 
 
 def lower(program: Program, profile: Profile, out: Path, *, target_python: str | None = None) -> Lowered:
-    """The candidate 'onnxruntime-fp32' or 'onnxruntime-int8'."""
+    """The candidate 'onnxruntime-fp32', 'onnxruntime-fp16' or 'onnxruntime-int8'."""
     precision = precision_of(program)
     name = f"{runtime}-{precision}"
     reasons = refusals(program, profile)
@@ -33,6 +33,9 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
         file = onnx_export.write(program, out, opset_max=profile.target.onnx_opset_max)
     except LoweringError as why:
         return refusal(name, why)
+    nodes = custom_ops.nodes_in(out / file.name)
+    if reason := custom_ops.missing_in_onnxruntime(nodes, program.custom_ops, profile.target.arch):
+        return refusal(name, reason)
     candidate = Candidate(
         name=name, runtime=runtime, precision=precision, file=file.name, flags=_options(profile), opset=file.opset
     )

@@ -6,10 +6,12 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgeopt.backends import equality
 from edgeopt.errors import LoweringError
+from edgeopt.ports.op_library import OpLibrary
 from edgeopt.program import ExportedGraph, ScriptGraph
 from edgeopt.runtime import tensors, zipapp
 from edgeopt.spec.manifest import TensorRef, TensorSpec
@@ -17,27 +19,36 @@ from edgeopt.spec.manifest import TensorRef, TensorSpec
 TIMEOUT_S = 600  # an emulated torch takes a minute to import
 
 
-def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str) -> str:
-    """The version of `python`'s torch, which loaded the file and gave the program's outputs; else LoweringError."""
+def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str, libraries: Sequence[OpLibrary] = ()) -> str:
+    """The version of `python`'s torch, which loaded the file and gave the program's outputs; else LoweringError.
+
+    `libraries`: of the user's operators, loaded before it.
+    """
     cases = list(equality.cases(program))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(path, folder / path.name)
-        version, answer = _run(folder, path.name, program, cases, python)
+        for library in libraries:
+            (folder / library.artifact_path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library.path, folder / library.artifact_path)
+        files = [library.artifact_path for library in libraries]
+        version, answer = _run(folder, path.name, program, cases, python, files)
+        within = equality.tolerance(program)
         for i, case in enumerate(cases):
             refs = answer["outputs"][str(i)]
             found = {k: tensors.read(folder, TensorRef(**refs[k])) for k in program.signature.output_names}
             wanted = equality.expected(program, case.inputs)
-            equality.require(wanted, found, equality.FLOAT, words=case.words, file=path.name)
+            equality.require(wanted, found, within, words=case.words, file=path.name)
     return version
 
 
 def _run(
-    folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: list[equality.Case], python: str
-) -> tuple[str, dict]:
+    folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: list[equality.Case], python: str,
+    libraries: list[str],
+) -> tuple[str, dict]:  # fmt: skip
     """torch's version there, and the runner's result for the file as onboard/run.py describes it."""
     asked, answered = folder / "request.json", folder / "response.json"
-    asked.write_text(json.dumps(_request(folder, file, program, cases)))
+    asked.write_text(json.dumps(_request(folder, file, program, cases) | {"op_libraries": libraries}))
     argv = [python, str(zipapp.write_zipapp(folder)), "run", str(asked), str(answered)]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=2 * TIMEOUT_S, stdin=subprocess.DEVNULL)

@@ -16,6 +16,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgeopt.errors import LoweringError
+from edgeopt.program import foreign
+from edgeopt.program.parts import part_of
 
 _INFIX = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//", operator.truediv: "/",
@@ -31,10 +33,11 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Source:
-    """`code` is the text of `forward`; `tensors` are the attributes of self that it names."""
+    """`code` is the text of `forward`; `tensors` and `modules` are the attributes of self that it names."""
 
     code: str
     tensors: dict[str, torch.Tensor]
+    modules: dict[str, torch.jit.ScriptModule]
 
 
 def source(module: GraphModule) -> Source:
@@ -44,6 +47,7 @@ def source(module: GraphModule) -> Source:
     """
     names: dict[Node, str] = {}
     tensors: dict[str, torch.Tensor] = {}
+    modules: dict[str, torch.jit.ScriptModule] = {}
     arguments, lines = [], []
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -54,11 +58,14 @@ def source(module: GraphModule) -> Source:
         elif node.op == "output":
             values = ", ".join(_text(v, "Tensor", names) for v in node.args[0])
             lines.append(f"return ({values},)")
+        elif part_of(node) is not None:
+            names[node] = f"v{len(lines)}"
+            lines.append(f"{names[node]} = {_part(node, names, modules)}")
         elif not _is_assertion(node):
             names[node] = f"v{len(lines)}"
             lines.append(f"{names[node]} = {_call(node, names)}")
     head = f"def forward({', '.join(['self', *arguments])}):"
-    return Source("\n    ".join([head, *lines]) + "\n", tensors)
+    return Source("\n    ".join([head, *lines]) + "\n", tensors, modules)
 
 
 def _attribute(module: GraphModule, node: Node, tensors: dict[str, torch.Tensor]) -> str:
@@ -72,6 +79,15 @@ def _attribute(module: GraphModule, node: Node, tensors: dict[str, torch.Tensor]
     return f"self.{known}"
 
 
+def _part(node: Node, names: dict[Node, str], modules: dict[str, torch.jit.ScriptModule]) -> str:
+    """The call of a scripted part, which gives a tuple, as the operator gives it: a lone tensor by itself."""
+    part = part_of(node)
+    known = next((name for name, module in modules.items() if module is part.module), f"part{len(modules)}")
+    modules[known] = part.module
+    called = f"self.{known}({', '.join(names[a] for a in node.args)})"
+    return called if len(part.outputs) > 1 else f"{called}[0]"
+
+
 def _is_assertion(node: Node) -> bool:
     """Checks that export leaves behind; the sizes that they guard are the axes' ranges, which the manifest holds."""
     if node.op == "call_module":
@@ -82,6 +98,8 @@ def _is_assertion(node: Node) -> bool:
 
 def _call(node: Node, names: dict[Node, str]) -> str:
     target = node.target
+    if foreign.is_foreign(node):
+        return _text(node.args[0], "List[Tensor]", names)
     if isinstance(target, torch._ops.OpOverload):
         return _operator(node, target, names)
     args = [_text(a, "Any", names) for a in node.args]

@@ -1,4 +1,5 @@
-"""TorchScript: `float.pt`, frozen, re-loaded in a process of its own, and shipped with the profile's fuser flags.
+"""TorchScript: `float.pt`, `float16.pt` or `bfloat16.pt`, frozen, re-loaded in a process of its own, and shipped with
+the profile's fuser flags.
 
 The output of `torch.jit.optimize_for_inference` is never the file: saved, it cannot be loaded again (measured with
 torch 1.10.2, 2.1.2 and 2.13). The runner optimises after it has loaded.
@@ -8,24 +9,26 @@ from __future__ import annotations
 
 import errno
 import io
+import platform
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-from edgeopt.backends import script_file, script_reload, script_source
+from edgeopt.backends import custom_ops, script_file, script_reload, script_source
 from edgeopt.backends.backend import Lowered, disk_full, precision_of, refusal
 from edgeopt.backends.onnx_file import first_line
 from edgeopt.errors import LoweringError
-from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph
+from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, devices
 from edgeopt.spec.jetpack import version_tuple
 from edgeopt.spec.manifest import Candidate
 from edgeopt.spec.profile import Profile
+from edgeopt.spec.profile_checks import refusal as cannot
 from edgeopt.spec.profile_values import TorchRange
 
 runtime = "torchscript"
-FILE_NAME = "float.pt"
+_FILE_NAMES = {"fp32": "float.pt", "fp16": "float16.pt", "bf16": "bfloat16.pt"}
 
 
 def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
@@ -34,28 +37,35 @@ def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
         return ("integer programs ship as ONNX with Q/DQ; torch's own quantized operators are not written",)
     if isinstance(program, OnnxGraph):
         return ("the model was given as ONNX, which torch does not run",)
-    return ()
+    reason = cannot(precision_of(program), runtime, profile.target)
+    return (reason,) if reason else ()
 
 
 def lower(program: Program, profile: Profile, out: Path, *, target_python: str | None = None) -> Lowered:
-    """The candidate 'torchscript-fp32', once its file loaded in another process and gave the program's outputs.
+    """The candidate 'torchscript-fp32', -fp16 or -bf16, once its file gave the program's outputs in another process.
 
     For a target whose torch is not this one that process is `target_python`'s; without it the file is refused,
     since a newer torch writes operators that an older one does not know, and an abort is the answer to some.
     """
-    name = f"{runtime}-{precision_of(program)}"
-    reasons = (*refusals(program, profile), *_untested(profile, target_python))
+    precision = precision_of(program)
+    name = f"{runtime}-{precision}"
+    reasons = (
+        *refusals(program, profile),
+        *custom_ops.missing_in_torch(program, profile),
+        *_fixed_devices(program, profile),
+        *untested(profile, target_python),
+    )
     if reasons:
         return refusal(name, reasons[0])
-    path = out / FILE_NAME
+    path = out / _FILE_NAMES[precision]
     try:
         save(program, path)
         _test_load(program, path, profile, target_python)
     except LoweringError as why:
         path.unlink(missing_ok=True)
         return refusal(name, why)
-    candidate = Candidate(name=name, runtime=runtime, precision="fp32", file=FILE_NAME, flags=profile.fuser_flags)
-    return Lowered(files=(FILE_NAME,), candidates=(candidate,))
+    candidate = Candidate(name=name, runtime=runtime, precision=precision, file=path.name, flags=profile.fuser_flags)
+    return Lowered(files=(path.name,), candidates=(candidate,))
 
 
 def save(program: ExportedGraph | ScriptGraph, path: Path) -> None:
@@ -84,7 +94,8 @@ def encode(program: ExportedGraph | ScriptGraph) -> bytes:
         with _deprecated():
             torch.jit.save(module, written)
     except RuntimeError as why:
-        raise LoweringError(f"torch cannot save the program: {first_line(why)}", where=FILE_NAME) from why
+        where = _FILE_NAMES[precision_of(program)]
+        raise LoweringError(f"torch cannot save the program: {first_line(why)}", where=where) from why
     return script_file.normalised(written.getvalue())
 
 
@@ -93,9 +104,11 @@ def frozen(program: ExportedGraph) -> torch.jit.ScriptModule:
     script = scripted(program.module)
     try:
         with _deprecated():
-            return torch.jit.freeze(script)
+            module = torch.jit.freeze(script)
     except RuntimeError as why:
         raise LoweringError(f"TorchScript cannot freeze the program: {first_line(why)}") from why
+    devices.follow_inputs(module.graph)
+    return module
 
 
 def scripted(module: torch.fx.GraphModule) -> torch.jit.ScriptModule:
@@ -106,6 +119,8 @@ def scripted(module: torch.fx.GraphModule) -> torch.jit.ScriptModule:
         weights = type("Program", (torch.nn.Module,), {})().eval()
         for name, tensor in written.tensors.items():
             weights.register_buffer(name, _contiguous(tensor.detach()))
+        for name, part in written.modules.items():
+            weights.add_module(name, part)
         script = torch.jit.script(weights)
         try:
             script.define(written.code)
@@ -114,7 +129,15 @@ def scripted(module: torch.fx.GraphModule) -> torch.jit.ScriptModule:
         return script
 
 
-def _untested(profile: Profile, target_python: str | None) -> tuple[str, ...]:
+def _fixed_devices(program: Program, profile: Profile) -> tuple[str, ...]:
+    """Why the file would fail where inputs lie on a GPU; capture makes devices follow the inputs."""
+    if profile.target.sm is None or not isinstance(program, ScriptGraph):
+        return ()
+    left = devices.literals(program.module.graph)
+    return tuple(f"it holds a literal device, and the target has a GPU: {at}" for at in left)
+
+
+def untested(profile: Profile, target_python: str | None) -> tuple[str, ...]:
     """Why the file would ship without ever having been loaded by the target's torch."""
     target = profile.target.torch
     if target_python is not None or target is None or _within(torch.__version__, target.min, target.max):
@@ -126,7 +149,9 @@ def _untested(profile: Profile, target_python: str | None) -> tuple[str, ...]:
 
 
 def _test_load(program: ExportedGraph | ScriptGraph, path: Path, profile: Profile, target_python: str | None) -> None:
-    version = script_reload.check(program, path, python=target_python or sys.executable)
+    arch = profile.target.arch if target_python else platform.machine()
+    libraries = program.custom_ops.for_torch(arch)
+    version = script_reload.check(program, path, python=target_python or sys.executable, libraries=libraries)
     target = profile.target.torch
     if target_python is not None and target is not None and not _within(version, target.min, target.max):
         raise LoweringError(

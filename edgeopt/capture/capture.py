@@ -6,14 +6,16 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from edgeopt.capture import guard, inputs, onnx_file, script
+from edgeopt.capture import guard, inputs, onnx_file, operators, script, symbolic
+from edgeopt.capture.arguments import annotations_of, arguments
 from edgeopt.capture.declined import Declined
 from edgeopt.capture.eager import Eager, check_repeatable
 from edgeopt.capture.export import export
 from edgeopt.capture.load import load_module
+from edgeopt.capture.parts import export_with_parts
 from edgeopt.capture.reference import reference_calls
 from edgeopt.errors import CaptureError, ModelError
-from edgeopt.program import ExportedGraph, Program, ScriptGraph, Signature, graph
+from edgeopt.program import ExportedGraph, Program, ScriptGraph, Signature, custom_ops, graph
 from edgeopt.progress import Progress, log
 from edgeopt.spec.project import Project
 
@@ -22,6 +24,7 @@ Way = tuple[str, Callable[..., ExportedGraph | ScriptGraph]]
 # a trace before a script: traced files load on older torch and hold no dead branches
 _MODULE_WAYS: tuple[Way, ...] = (
     ("torch.export", export),
+    ("torch.export with scripted parts", export_with_parts),
     ("torch.jit.trace", script.trace),
     ("torch.jit.script", script.script),
 )
@@ -42,20 +45,38 @@ def capture(project: Project, *, progress: Progress) -> Program:
         raise _no_pt2(project)
     model, ways = _load(project)
     signature, tried, noise, notes = _study(model, project)
+    if ways is not _FILE_WAYS:
+        operators.check(model, tried[0].inputs)
     reference = reference_calls(model, signature, project)
-    program, why_not = _first_faithful(model, signature, tried, noise, ways, project, progress)
-    return dataclasses.replace(program, reference=reference, notes=(*why_not, *notes))
+    own = custom_ops.of(project)
+    with symbolic.kept(model, tried[0].inputs, own) as kept:
+        program, why_not = _first_faithful(model, signature, tried, noise, ways, project, progress)
+    return dataclasses.replace(program, reference=reference, notes=(*why_not, *notes, *kept), custom_ops=own)
+
+
+def unoptimised(project: Project) -> guard.Model:
+    """The user's model as it is, to be asked for its answers. Raises what `capture` does where it does not load."""
+    if project.kind == "onnx":
+        return onnx_file.as_given(project)
+    if project.kind == "exported":
+        raise _no_pt2(project)
+    return _load(project)[0]
 
 
 def _load(project: Project) -> tuple[Eager, tuple[Way, ...]]:
     specs = inputs.input_specs(project)
+    custom_ops.load(custom_ops.of(project))
     if project.kind == "torchscript":
         module = script.read(project.path(project.model))
-        inputs.check_parameters(script.parameters(module), specs, where=project.model)
-        return Eager(module, specs, project.folder), _FILE_WAYS
-    module = load_module(project)
-    inputs.check_parameters(inputs.parameters(module.forward), specs, where=f"{project.model}, {type(module).__name__}")
-    return Eager(module, specs, project.folder), _MODULE_WAYS
+        given, annotation, where = script.parameters(module), script.annotations_of(module), project.model
+    else:
+        module = load_module(project)
+        where = f"{project.model}, {type(module).__name__}"
+        given, annotation = inputs.parameters(module.forward), annotations_of(module.forward, where=where)
+    inputs.check_parameters(given, specs, where=where)
+    reach = arguments(given, [spec.name for spec in specs], annotation, where=where)
+    ways = _FILE_WAYS if project.kind == "torchscript" else _MODULE_WAYS
+    return Eager(module, specs, project.folder, reach), ways
 
 
 def _no_pt2(project: Project) -> ModelError:
@@ -67,9 +88,11 @@ def _no_pt2(project: Project) -> ModelError:
 
 def _study(model: Eager, project: Project) -> tuple[Signature, list[guard.Probe], float, list[str]]:
     """The signature with the outputs' names and shapes, the eager answers to compare with, noise and notes."""
-    signature = Signature(model.inputs, (), project.axes, None, inputs.value_ranges(project))
+    ranges, structure = inputs.value_ranges(project), model.arguments.structure
+    signature = Signature(model.inputs, (), project.axes, None, ranges, structure)
     base = graph.synthetic(signature, guard.sizes_to_vary(signature), project.seed)
-    noise = check_repeatable(model, base, guard.difference)
+    others = graph.synthetic(signature, guard.sizes_to_vary(signature), project.seed + 1)
+    noise = check_repeatable(model, base, others, guard.difference)
     tried, notes = guard.probes(model, signature, project.seed)
     outputs = guard.output_specs(signature, tried)
     structure = tried[0].answer.structure
@@ -90,6 +113,7 @@ def _first_faithful(
                 if why is None:
                     notes = [f"not captured by {n}: {reason}" for n, reason, _ in declined]
                     notes.append(f"captured by {name}, equal to eager in {len(tried)} calls")
+                    notes += program.notes
                     if copy_inputs:
                         notes.append("the model writes to its inputs: the program works on copies of them")
                     return program, notes

@@ -16,6 +16,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from edgeopt import digest
+from edgeopt.capture import state
+from edgeopt.capture.arguments import Arguments
 from edgeopt.errors import CaptureError, EdgeoptError, ModelError
 from edgeopt.ports.user_code import user_line
 from edgeopt.runtime import structure
@@ -30,7 +32,7 @@ _RANDOM = {
 
 @dataclass(frozen=True)
 class Eager:
-    """The user's model in eval mode, its named inputs, and the folder of the user's code.
+    """The user's model in eval mode, its named inputs, the folder of the user's code, and how inputs reach forward.
 
     `module` is never called or changed; calls go to copies from `fresh`.
     """
@@ -38,6 +40,7 @@ class Eager:
     module: nn.Module
     inputs: tuple[TensorSpec, ...]
     folder: Path
+    arguments: Arguments
 
     def fresh(self) -> nn.Module:
         """A copy of the module as it was loaded."""
@@ -79,7 +82,7 @@ def call(model: Eager, inputs: dict[str, np.ndarray], *, module: nn.Module | Non
     try:
         with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            returned = module(**tensors)
+            returned = module(**model.arguments.of(list(tensors.values())))
     except EdgeoptError:
         raise
     except Exception as why:
@@ -91,7 +94,21 @@ def call(model: Eager, inputs: dict[str, np.ndarray], *, module: nn.Module | Non
         ) from why  # fmt: skip
     wrote = any(not np.array_equal(tensors[n].numpy(), a, equal_nan=a.dtype.kind == "f") for n, a in inputs.items())
     named, tree = flatten(returned)
-    return Answer({name: to_array(name, value) for name, value in named.items()}, tree, wrote)
+    names = output_names(list(named), list(inputs))
+    return Answer(
+        {name: to_array(name, value, model) for name, value in zip(names, named.values(), strict=True)}, tree, wrote
+    )
+
+
+def output_names(names: list[str], inputs: list[str]) -> list[str]:
+    """The outputs' names, 'output.NAME' for one that is an input's: in an ONNX file no two values share a name."""
+    found: list[str] = []
+    for name in names:
+        free = name if name not in inputs else f"{structure.ROOT_NAME}.{name}"
+        while free in (*inputs, *found, *(other for other in names if other != name)):
+            free += "_2"
+        found.append(free)
+    return found
 
 
 def flatten(returned: Any) -> tuple[dict[str, torch.Tensor], Any]:
@@ -100,22 +117,24 @@ def flatten(returned: Any) -> tuple[dict[str, torch.Tensor], Any]:
     return dict(zip(found.names, found.tensors, strict=True)), found.structure
 
 
-def to_array(name: str, value: torch.Tensor) -> np.ndarray:
+def to_array(name: str, value: torch.Tensor, model: Eager) -> np.ndarray:
     """An output as an array of its own; CaptureError for a dtype that artifacts do not hold."""
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES or value.dtype is torch.bfloat16 or value.is_sparse:
         raise CaptureError(
             f"the output '{name}' is {dtype}{' and sparse' if value.is_sparse else ''}, which artifacts do not hold",
-            where="the model's forward", todo="convert it in forward, as in .float() or torch.view_as_real",
+            where=state.forward_line(model.module, model.folder) or "the model's forward",
+            todo="convert it in forward, as in .float() or torch.view_as_real",
         )  # fmt: skip
     return np.array(value.detach().cpu().resolve_conj().resolve_neg().numpy(), copy=True, order="C")
 
 
-def check_repeatable(model: Eager, inputs: dict[str, np.ndarray], differ: Any) -> float:
+def check_repeatable(model: Eager, inputs: dict[str, np.ndarray], others: dict[str, np.ndarray], differ: Any) -> float:
     """The largest difference between two equal calls (the model's own noise), by `differ(answer, answer)`.
 
     Raises CaptureError where the model keeps state between calls or draws random numbers: no captured file
-    could do the same. `differ` gives (largest scaled difference, None or why the answers do not agree).
+    could do the same. `others` are inputs of the same sizes and other values, whose answer must not depend on the
+    call before. `differ` gives (largest scaled difference, None or why the answers do not agree).
     """
     module = model.fresh()
     before = _state(module)
@@ -123,14 +142,23 @@ def check_repeatable(model: Eager, inputs: dict[str, np.ndarray], differ: Any) -
     changed = [name for name, value in _state(module).items() if before.get(name) != value]
     if changed:
         raise CaptureError(
-            f"the model changes its own state while it runs: '{changed[0]}'", where=_owner(model, changed[0]),
+            f"the model changes its own state while it runs: '{changed[0]}'",
+            where=state.written(model.module, changed[0], model.folder) or _owner(model, changed[0]),
             todo="make the state an input and an output of forward, and keep it in the application",
         )  # fmt: skip
     noise, why = differ(first, call(model, inputs, module=module))
     if why:
         raise CaptureError(
-            f"two calls with equal inputs give different outputs: {why}", where=_random_call(model, inputs),
+            f"two calls with equal inputs give different outputs: {why}",
+            where=_changed_attribute(model, inputs) or _random_call(model, inputs),
             todo="keep no state in the module's attributes, and draw no random numbers in eval mode",
+        )  # fmt: skip
+    _, why = differ(call(model, others), call(model, others, module=module))
+    if why:
+        raise CaptureError(
+            f"the answer depends on the call before: {why}",
+            where=_changed_attribute(model, inputs) or "the model's forward",
+            todo="make the state an input and an output of forward, and keep it in the application",
         )  # fmt: skip
     _, why = differ(first, call(model, inputs, module=module, seed=1))
     if why:
@@ -149,6 +177,17 @@ def _state(module: nn.Module) -> dict[str, str]:
         else ""
         for name, value in (*module.named_parameters(), *module.named_buffers())
     }
+
+
+def _changed_attribute(model: Eager, inputs: dict[str, np.ndarray]) -> str | None:
+    """The user's line that writes an attribute of a module during a call, or the attribute, or None."""
+    module = model.fresh()
+    before = state.attributes(module)
+    call(model, inputs, module=module)
+    after = state.attributes(module)
+    changed = [name for name in after if before.get(name) != after[name]]
+    lines = [line for name in changed if (line := state.written(module, name, model.folder))]
+    return next(iter(lines), f"the attribute '{changed[0]}'" if changed else None)
 
 
 def _owner(model: Eager, name: str) -> str:

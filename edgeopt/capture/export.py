@@ -7,9 +7,14 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
+import sympy
 import torch
+from torch import nn
+from torch.utils._sympy.functions import Mod
 
 from edgeopt.capture.declined import Declined, first_line
 from edgeopt.capture.eager import Eager, plain_attention
@@ -17,10 +22,32 @@ from edgeopt.capture.flat import flat
 from edgeopt.ports.user_code import user_line
 from edgeopt.program import ExportedGraph, Signature, graph
 
+_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+
 
 def export(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) -> ExportedGraph:
     """The model as an ExportedGraph; Declined where export fails or an axis does not stay dynamic."""
-    module = flat(model.fresh(), signature.input_names, copy_inputs=copy_inputs)
+    module = flat(model, copy_inputs=copy_inputs)
+    for path, layer in module.named_modules():
+        if path and isinstance(layer, nn.RNNBase):
+            layer.register_forward_pre_hook(partial(_require_fixed_time, path), with_kwargs=True)
+    return of_module(module, model, signature, seed)
+
+
+def _require_fixed_time(path: str, layer: nn.RNNBase, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Stop where export would unroll a recurrent layer for minutes, only to freeze the axis that it steps along."""
+    x = args[0] if args else kwargs.get("input")
+    if isinstance(x, torch.Tensor) and isinstance(x.shape[time_axis(layer, x)], torch.SymInt):
+        raise Declined(f"the time axis of '{path}' ({type(layer).__name__}) varies, and export would freeze it")
+
+
+def time_axis(layer: nn.RNNBase, x: torch.Tensor) -> int:
+    """The axis of its input along which a recurrent layer steps; it takes inputs without a batch too."""
+    return 1 if layer.batch_first and x.ndim == 3 else 0
+
+
+def of_module(module: nn.Module, model: Eager, signature: Signature, seed: int) -> ExportedGraph:
+    """`module`, the model flattened and perhaps changed inside, as an ExportedGraph; Declined."""
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed)
     try:
         with torch.no_grad(), plain_attention(), _quiet():
@@ -40,8 +67,10 @@ def export(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what export prints and logs of a failure: the exception says it, and we pass that on."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    was, logger.disabled = logger.disabled, True
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    were = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         with (
             warnings.catch_warnings(),
@@ -51,7 +80,8 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.disabled = was
+        for logger, was in zip(loggers, were, strict=True):
+            logger.disabled = was
 
 
 def _reason(why: BaseException) -> str:
@@ -62,16 +92,37 @@ def _reason(why: BaseException) -> str:
 
 
 def _check_axes(captured: torch.fx.GraphModule, signature: Signature) -> None:
-    placeholders = [n for n in captured.graph.nodes if n.op == "placeholder"]
+    placeholders = [n.meta["val"] for n in captured.graph.nodes if n.op == "placeholder"]
+    if reason := _merged(placeholders, signature):
+        raise Declined(reason)
+
+
+def lost_axis(inputs: Sequence[torch.Tensor], signature: Signature) -> str | None:
+    """Which axis of the symbolic inputs, or size computed of one, is a number or another axis by now, or None."""
+    return _merged(inputs, signature) or _pinned(inputs)
+
+
+def _merged(inputs: Sequence[torch.Tensor], signature: Signature) -> str | None:
     symbols: dict[str, str] = {}
-    for node, spec in zip(placeholders, signature.inputs, strict=True):
-        for size, name in zip(node.meta["val"].shape, spec.shape, strict=True):
+    for tensor, spec in zip(inputs, signature.inputs, strict=True):
+        for size, name in zip(tensor.shape, spec.shape, strict=True):
             if isinstance(name, int) or signature.axes[name].min == signature.axes[name].max:
                 continue
             if isinstance(size, int) or not size.node.expr.free_symbols:
-                raise Declined(f"the axis {name} of '{spec.name}' was frozen at {size}")
+                return f"the axis {name} of '{spec.name}' was frozen at {size}"
             symbols[name] = str(size)
     for name, symbol in symbols.items():
         same = [other for other, s in symbols.items() if s == symbol and other != name]
         if same:
-            raise Declined(f"the axes {name} and {same[0]} were taken for one")
+            return f"the axes {name} and {same[0]} were taken for one"
+    return None
+
+
+def _pinned(inputs: Sequence[torch.Tensor]) -> str | None:
+    """The first condition on the inputs' sizes that fixes what is computed of one, as in W // 2 == 8, or None."""
+    sizes = [size for tensor in inputs for size in tensor.shape if isinstance(size, torch.SymInt)]
+    for guard in sizes[0].node.shape_env.guards if sizes else ():
+        left, right = guard.expr.args if len(guard.expr.args) == 2 else (guard.expr, guard.expr)
+        if isinstance(guard.expr, sympy.Eq) and right.is_number and left.free_symbols and not left.has(Mod):
+            return f"a size that is computed of an axis was frozen at {right}"
+    return None

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeopt.capture.eager import flatten
+from edgeopt.capture.eager import Eager, flatten
 
 
-def flat(module: nn.Module, names: tuple[str, ...], *, copy_inputs: bool) -> nn.Module:
-    """`module`, a copy that the caller owns, with a forward of positional tensors in the order of `names`.
+def flat(model: Eager, *, copy_inputs: bool) -> nn.Module:
+    """A fresh copy of the model with a forward of positional tensors in the order of its inputs.
 
     The forward itself is replaced rather than wrapped, so that parameters keep the user's names. `copy_inputs`
     for a model that writes to its inputs: the captured program then writes to copies.
     """
+    module = model.fresh()
     call = module.forward
 
     def forward(self: nn.Module, *tensors: torch.Tensor) -> Any:
         given = [t.clone() for t in tensors] if copy_inputs else tensors
-        named, _ = flatten(call(**dict(zip(names, given, strict=True))))
+        named, _ = flatten(call(**model.arguments.of(given)))
         return tuple(named.values())
 
     module.forward = types.MethodType(forward, module)

@@ -68,6 +68,26 @@ def probes(model: Model, signature: Signature, seed: int) -> tuple[list[Probe], 
     return found, notes
 
 
+def inputs_to_try(signature: Signature, seed: int) -> list[dict[str, np.ndarray]]:
+    """The inputs of `probes` alone."""
+    base_sizes = sizes_to_vary(signature)
+    base = graph.synthetic(signature, base_sizes, seed)
+    sizes = [{**base_sizes, axis: size} for axis, size, _ in _other_sizes(signature, base_sizes)]
+    values = [inputs for _, inputs in _other_values(signature, base, seed)]
+    return [base, *(graph.synthetic(signature, each, seed + 1) for each in sizes), *values]
+
+
+def largest(model: Model, signature: Signature, seed: int) -> list[Probe]:
+    """The user's answers with one axis after the other at its largest size, which `probes` may leave out as costly."""
+    found = []
+    base_sizes = sizes_to_vary(signature)
+    for name, axis in signature.axes.items():
+        sizes = {**base_sizes, name: axis.max}
+        inputs = graph.synthetic(signature, sizes, seed + 3)
+        found.append(Probe(f"{name}={axis.max}", inputs, model.answer(inputs), sizes))
+    return found
+
+
 def output_specs(signature: Signature, tried: list[Probe]) -> tuple[TensorSpec, ...]:
     """Each output's name, dtype and shape: an axis by its name where its size is the axis's in every probe.
 
@@ -189,7 +209,7 @@ def _other_values(
     """Inputs of the base's shapes with other values, within the ranges that the project declares."""
     rng = np.random.default_rng(seed + 2)
     return [
-        ("mirrored values", {k: _mirrored(signature, k, v) for k, v in base.items()}),
+        ("mirrored values", {k: np.asarray(_mirrored(signature, k, v)) for k, v in base.items()}),
         ("the lowest values", {k: _filled(signature, k, v, 0) for k, v in base.items()}),
         ("the highest values", {k: _filled(signature, k, v, 1) for k, v in base.items()}),
         ("values of both signs", {k: _both_signs(signature, k, v, rng) for k, v in base.items()}),
@@ -210,4 +230,4 @@ def _filled(signature: Signature, name: str, array: np.ndarray, end: int) -> np.
 def _both_signs(signature: Signature, name: str, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if array.dtype.kind != "f" or name in signature.values:
         return array
-    return rng.normal(0, 2, array.shape).astype(array.dtype)
+    return np.asarray(rng.normal(0, 2, array.shape)).astype(array.dtype)

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from edgeopt.capture import script
+from edgeopt.capture.arguments import annotations_of, named_parts
 from edgeopt.errors import ModelError, ProjectError
 from edgeopt.ports import user_code
 from edgeopt.spec.manifest import DTYPE_BYTES
@@ -150,26 +152,37 @@ def _of_factory(model: str, folder: Path) -> Inferred:
     if callable(beside):
         given = user_code.call(beside, key="example_inputs", base=folder)
         return dataclasses.replace(_of_examples(given, [p.name for p in named], required), optional=optional)
-    if len(required) == 1:
+    annotation = annotations_of(module.forward, where=model)
+    parts = [part for name in required for part in named_parts(name, annotation(name))]
+    if len(required) == 1 and parts == required:
         return dataclasses.replace(_of_first_layer(module, required[0]), optional=optional)
     why = "add example_inputs() beside the factory, or give the shape" if required else ""
-    return Inferred(unknown=dict.fromkeys(required, why), optional=optional)
+    return Inferred(unknown=dict.fromkeys(parts, why), optional=optional)
 
 
 _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _of_examples(given: Any, names: list[str], required: list[str]) -> Inferred:
-    """Inputs from what `example_inputs()` returned: a tensor, a tuple in forward's order, or a dict by name."""
-    if not isinstance(given, dict):
-        values = list(given) if isinstance(given, tuple | list) else [given]
+    """Inputs from what `example_inputs()` returned: a tensor, a tuple in forward's order, or a dict by name.
+
+    What one parameter takes may be a dict, tuple or dataclass itself; a dict or tuple that names no parameter is the
+    only one that forward takes.
+    """
+    alone = len(required) == 1 and len(names) == 1
+    if alone and isinstance(given, dict) and given and names[0] not in given:
+        given = {names[0]: given}
+    elif not isinstance(given, dict):
+        values = list(given) if isinstance(given, tuple | list) and not _has_fields(given) else [given]
+        if alone and len(values) > 1 and not _numbers(values):
+            values = [given]
         if len(values) > len(names):
             raise ModelError(
                 f"example_inputs() returns {len(values)} values, and forward takes {len(names)}",
                 where="example_inputs", todo="return one value for each input, or a dict by name",
             )  # fmt: skip
         given = dict(zip(names, values, strict=False))
-    arrays = {name: _array(name, value) for name, value in given.items()}
+    arrays = {path: _array(path, part) for name, value in given.items() for path, part in _parts(name, value)}
     firsts = {array.shape[0] for array in arrays.values() if array.ndim}
     batched = len(firsts) == 1
     out = Inferred()
@@ -185,8 +198,40 @@ def _of_examples(given: Any, names: list[str], required: list[str]) -> Inferred:
         size = firsts.pop()
         out.axes[BATCH] = {"min": 1, "opt": size, "max": max(8, size)}
         out.notes[BATCH] = "taken to be the first axis; the range is guessed"
-    out.unknown.update({name: "example_inputs() does not give it" for name in required if name not in arrays})
+    there = {path.split(".")[0] for path in arrays}
+    out.unknown.update({name: "example_inputs() does not give it" for name in required if name not in there})
     return out
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors of what a parameter takes, by dotted name; None and constants of a class are its defaults."""
+    if isinstance(value, Mapping):
+        below = list(value.items())
+    elif _has_fields(value):
+        fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else value._fields
+        held = [(name, getattr(value, name)) for name in fields]
+        below = [(name, item) for name, item in held if not isinstance(item, bool | int | float | str)]
+    elif isinstance(value, tuple | list) and not _numbers(value):
+        below = [(str(i), item) for i, item in enumerate(value)]
+    else:
+        yield path, value
+        return
+    for key, item in below:
+        if "." in str(key) or not str(key):
+            raise ModelError(
+                f"example_inputs() gives '{path}' the key {key!r}, which has no dotted name", where="example_inputs",
+                todo="use keys without dots",
+            )  # fmt: skip
+        if item is not None:
+            yield from _parts(f"{path}.{key}", item)
+
+
+def _numbers(values: Any) -> bool:
+    return all(isinstance(item, bool | int | float) for item in values)
+
+
+def _has_fields(value: Any) -> bool:
+    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or hasattr(value, "_fields")
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -53,7 +53,7 @@ def check_parameters(parameters: list[inspect.Parameter], specs: tuple[TensorSpe
             f"forward takes '{unnamed[0]}' by position only, and inputs are given by name", where=where,
             todo="wrap the model in a module whose forward names its inputs",
         )  # fmt: skip
-    given = [spec.name for spec in specs]
+    given = list(dict.fromkeys(spec.name.split(".")[0] for spec in specs))
     for name in given:
         if name not in by_name and not takes_any:
             near = did_you_mean(name, [n for n in by_name if n not in given])

@@ -51,8 +51,22 @@ def _no_module(project: Project, value: Any) -> ModelError:
     )  # fmt: skip
 
 
+def _cycle(module: nn.Module, path: str = "", above: tuple[nn.Module, ...] = ()) -> str | None:
+    """The path of a module that holds itself, or None."""
+    if any(module is one for one in above):
+        return path
+    below = (_cycle(child, f"{path}.{name}".strip("."), (*above, module)) for name, child in module.named_children())
+    return next((found for found in below if found is not None), None)
+
+
 def _copied(made: nn.Module, project: Project) -> nn.Module:
     where = f"key 'model': {project.model}"
+    cycle = _cycle(made)
+    if cycle is not None:
+        raise ModelError(
+            f"the module '{cycle}' is one that holds it: such a model has no end", where=where,
+            todo="keep the reference out of the submodules, as in object.__setattr__(child, 'parent', self)",
+        )  # fmt: skip
     for name, value in (*made.named_parameters(), *made.named_buffers()):
         if isinstance(value, nn.parameter.UninitializedTensorMixin) or value.is_meta:
             raise ModelError(

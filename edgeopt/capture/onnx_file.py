@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,8 @@ from edgeopt.capture import guard, inputs, reference
 from edgeopt.capture.declined import first_line
 from edgeopt.capture.eager import Answer
 from edgeopt.errors import ModelError, ProjectError
-from edgeopt.program import OnnxGraph, Signature
+from edgeopt.program import OnnxGraph, Signature, custom_ops
+from edgeopt.program.custom_ops import CustomOps
 from edgeopt.spec.project import Project
 from edgeopt.spec.values import did_you_mean
 
@@ -35,7 +38,9 @@ def capture(project: Project) -> OnnxGraph:
     path = project.path(project.model)
     model = read(path)
     _check_inputs(model, project)
-    session = _Session(path)
+    own = custom_ops.of(project)
+    custom_ops.load(own)
+    session = _Session(path, own)
     signature = Signature(inputs.input_specs(project), (), project.axes, None, inputs.value_ranges(project))
     tried, notes = guard.probes(session, signature, project.seed)
     first = tried[0].answer
@@ -47,8 +52,16 @@ def capture(project: Project) -> OnnxGraph:
         reference=reference.reference_calls(session, signature, project),
         notes=(f"taken as it is from {path.name} (opset {_opset(model)})", *notes),
         model=model,
+        custom_ops=own,
         integer=any(node.op_type in _INTEGER_OPERATORS for node in model.graph.node),
     )
+
+
+def as_given(project: Project) -> _Session:
+    """The project's ONNX file in onnxruntime, to be asked for its answers. Raises ModelError."""
+    own = custom_ops.of(project)
+    custom_ops.load(own)
+    return _Session(project.path(project.model), own)
 
 
 def read(path: Path) -> onnx.ModelProto:
@@ -79,18 +92,20 @@ def write(model: onnx.ModelProto, path: Path) -> None:
 class _Session:
     """The file under onnxruntime, unoptimised: what `eager.Eager` is for a Python model."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, own: CustomOps):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
+        for library in own.for_onnxruntime(platform.machine()):
+            options.register_custom_ops_library(str(library.path))
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as why:
             raise ModelError(
                 f"onnxruntime cannot load the file: {first_line(why)}", where=f"key 'model': {path}",
-                todo="export it with operators and an opset that onnxruntime knows",
+                todo=_what_to_add(why) or "export it with operators and an opset that onnxruntime knows",
             ) from why  # fmt: skip
         self._names = [output.name for output in self._session.get_outputs()]
 
@@ -106,6 +121,15 @@ class _Session:
         nodes = {name: {"kind": "tensor", "index": i} for i, name in enumerate(self._names)}
         structure = {"kind": "dict", "items": nodes, "order": list(self._names)}
         return Answer(dict(zip(self._names, values, strict=True)), structure, False)
+
+
+def _what_to_add(why: Exception) -> str | None:
+    """The key for a node that onnxruntime does not know."""
+    found = re.search(r"([\w.]+):(\w+)\(-?\d+\) is not a registered", str(why))
+    if not found:
+        return None
+    node = f"{found[1]}::{found[2]}"
+    return f"add to the project custom_ops: {{'{node}': {{onnxruntime: LIBRARY.so}}}}, a library that registers it"
 
 
 def _check_inputs(model: onnx.ModelProto, project: Project) -> None:

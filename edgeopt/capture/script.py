@@ -6,46 +6,68 @@ This file and `backends/torchscript.py` are the only ones that use `torch.jit`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
+import io
+import re
 import subprocess
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from edgeopt import digest
+from edgeopt.capture import guard, script_types, values
+from edgeopt.capture.arguments import Arguments
 from edgeopt.capture.declined import Declined, first_line
 from edgeopt.capture.eager import Eager, plain_attention
 from edgeopt.capture.flat import flat
 from edgeopt.errors import ModelError
 from edgeopt.ports.user_code import user_line
-from edgeopt.program import ScriptGraph, Signature, graph
+from edgeopt.program import ScriptGraph, Signature, devices, graph
 
 _TEST_LOAD = "import sys, torch; torch.jit.load(sys.argv[1], map_location='cpu')"
 _TEST_LOAD_S = 300.0
+_MANGLED = re.compile(rb"\.?___torch_mangle_\d+")  # counts the classes that this process has compiled before
 
 
 def trace(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) -> ScriptGraph:
-    """The model traced at the example sizes and frozen. What the trace froze in, the guard has to find."""
-    module = flat(model.fresh(), signature.input_names, copy_inputs=copy_inputs)
+    """The model traced at the example sizes and frozen; Declined where a value of the inputs would be frozen in.
+
+    Where a size is, it must equal the model at the largest size of every axis as well: a threshold lies between that
+    and the smallest.
+    """
+    followed = values.Followed(model.folder)
+    module = flat(dataclasses.replace(model, arguments=followed.marking(model.arguments)), copy_inputs=copy_inputs)
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed)
     try:
         with torch.no_grad(), plain_attention(), _deprecations_ignored(), warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            traced = torch.jit.trace(module, tuple(graph.to_tensors(signature, example)), check_trace=False)
-            frozen = torch.jit.freeze(traced.eval())
+            with followed:
+                traced = torch.jit.trace(module, tuple(graph.to_tensors(signature, example)), check_trace=False)
+            frozen = _final(traced)
     except Exception as why:
         raise Declined(first_line(why), user_line(why, model.folder)) from why
-    return ScriptGraph(signature=signature, reference=(), module=frozen, how="trace")
+    for where in followed.values:
+        raise Declined("it would freeze a value of the inputs, which Python reads", where)
+    program = ScriptGraph(signature=signature, reference=(), module=frozen, how="trace")
+    for where in followed.sizes:
+        why_not = guard.disagreement(partial(graph.run, program), guard.largest(model, signature, seed), 0.0)
+        if why_not is not None:
+            raise Declined(f"it freezes a size: {why_not}", where)
+        break
+    return program
 
 
 def frozen_values(model: Eager, signature: Signature, seed: int) -> str | None:
     """The user's file and line where a trace turns a tensor into a Python value, or None."""
-    module = flat(model.fresh(), signature.input_names, copy_inputs=True)
+    module = flat(model, copy_inputs=True)
     example = graph.synthetic(signature, graph.sizes(signature, "example"), seed)
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught, contextlib.suppress(Exception):
         warnings.simplefilter("always")
@@ -63,15 +85,21 @@ def script(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) 
     try:
         with _deprecations_ignored():
             inner = model.module if is_script(model.module) else torch.jit.script(model.fresh())
-            frozen = _flattened(inner, signature, copy_inputs)
+            frozen = _flattened(inner, model.arguments, signature, copy_inputs)
     except Exception as why:
-        raise Declined(_compiler_line(why), user_line(why, model.folder)) from why
+        hint = "" if is_script(model.module) else script_types.annotations_to_add(model.module, model.arguments)
+        raise Declined(_compiler_line(why) + hint, user_line(why, model.folder)) from why
     how = "file" if is_script(model.module) else "script"
     return ScriptGraph(signature=signature, reference=(), module=frozen, how=how)
 
 
-def is_script(module: nn.Module) -> bool:
+def is_script(module: nn.Module | None) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of the module's class as the user wrote it, which TorchScript keeps."""
+    return getattr(module, "original_name", type(module).__name__)
 
 
 def read(path: Path) -> torch.jit.ScriptModule:
@@ -125,6 +153,12 @@ def parameters(module: torch.jit.ScriptModule) -> list[inspect.Parameter]:
     ]
 
 
+def annotations_of(module: torch.jit.ScriptModule) -> Callable[[str], Any]:
+    """The type of a parameter of a TorchScript module's forward as a Python annotation."""
+    kinds = {argument.name: argument.type for argument in module.forward.schema.arguments}
+    return lambda name: script_types.annotation(kinds[name], module)
+
+
 @contextlib.contextmanager
 def _deprecations_ignored() -> Iterator[None]:
     """torch says that TorchScript is deprecated at each call; the devices of JetPack 4 and 5 run nothing else."""
@@ -139,18 +173,24 @@ class _Holder(nn.Module):
         self.inner = inner
 
 
-def _flattened(inner: Any, signature: Signature, copy_inputs: bool) -> torch.jit.ScriptModule:
+def _flattened(inner: Any, reach: Arguments, signature: Signature, copy_inputs: bool) -> torch.jit.ScriptModule:
     """`inner` with a forward of positional tensors and a flat tuple of tensors, frozen."""
     given = [f"x{i}" for i in range(len(signature.inputs))]
-    passed = ", ".join(
-        f"{name}={x}.clone()" if copy_inputs else f"{name}={x}"
-        for name, x in zip(signature.input_names, given, strict=True)
-    )
+    tensors = [f"{x}.clone()" if copy_inputs else x for x in given]
+    made, passed = script_types.call_source(reach, tensors, inner.forward.schema)
+    # `made` is read by the compiler: the source calls the classes by it
     paths = _paths(signature.output_structure, "out")
     returned = "".join(f"{paths[i]}, " for i in range(len(paths)))
     holder = torch.jit.script(_Holder(inner))
     holder.define(f"def forward(self, {', '.join(given)}):\n    out = self.inner({passed})\n    return ({returned})\n")
-    return torch.jit.freeze(holder.eval())
+    return _final(holder)
+
+
+def _final(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """The module frozen, and its tensors made where its inputs lie."""
+    frozen = torch.jit.freeze(module.eval())
+    devices.follow_inputs(frozen.graph)
+    return frozen
 
 
 def _paths(node: Any, path: str) -> dict[int, str]:
@@ -187,3 +227,56 @@ def read_trusted(path: Path) -> torch.jit.ScriptModule:
     """The module of a file that edgeopt wrote with this torch."""
     with _deprecations_ignored():
         return torch.jit.load(str(path), map_location="cpu").eval()
+
+
+def part(inner: nn.Module, forward: str) -> torch.jit.ScriptModule:
+    """A module of the user's as TorchScript, called by the source `forward` as `self.inner`; Declined.
+
+    Not frozen: its weights stay parameters, which can be counted and converted.
+    """
+    # A class of its own: TorchScript shares one type, and so one `forward`, between modules of a class.
+    holder = type("Part", (nn.Module,), {})()
+    holder.inner = inner
+    try:
+        with _deprecations_ignored():
+            scripted = torch.jit.script(holder.eval())
+            scripted.define(forward)
+    except Exception as why:
+        raise Declined(f"TorchScript does not take it: {_compiler_line(why)}") from why
+    return scripted
+
+
+def writes_to_inputs(module: torch.jit.ScriptModule) -> bool:
+    """Whether `forward` may write to a tensor that it is given, on any of its branches; Declined."""
+    compiled = _frozen(module).inlined_graph
+    aliases = compiled.alias_db()
+    return any(aliases.has_writers(value) for value in list(compiled.inputs())[1:])  # the first is self
+
+
+def _frozen(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    try:
+        with _deprecations_ignored():
+            return torch.jit.freeze(module)
+    except Exception as why:
+        raise Declined(f"TorchScript cannot freeze it: {first_line(why)}") from why
+
+
+def digest_of(module: torch.jit.ScriptModule) -> str:
+    """sha256 of a module's code and weights, the same in every process; Declined.
+
+    Frozen, since TorchScript writes a class's constants in the order of a set.
+    """
+    written = io.BytesIO()
+    frozen = _frozen(module)
+    with _deprecations_ignored():
+        torch.jit.save(frozen, written)
+    reader = torch._C.PyTorchFileReader(io.BytesIO(written.getvalue()))
+    names = sorted(n for n in reader.get_all_records() if n.startswith(("code/", "data", "constants")))
+    parts = []
+    for name in names:
+        if not name.endswith(".debug_pkl"):  # stack traces
+            record = reader.get_record(name)
+            text = name.startswith("code/") or name.endswith(".pkl")
+            content = digest.of_bytes(_MANGLED.sub(b"", record) if text else record)
+            parts.append([_MANGLED.sub(b"", name.encode()).decode(), content])
+    return digest.of_value(parts)

@@ -1,7 +1,7 @@
 """A Program as a folder and back, for the stage cache. Only folders that edgeopt wrote are ever loaded.
 
 `program.json` holds kind, signature, stages and notes; `model.pt2`, `model.pt` or `model.onnx` the graph;
-`reference.bin` the tensors of the reference calls.
+`reference.bin` the tensors of the reference calls; `part_*.pt` and `parts.bin` the scripted parts of a graph.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from edgeopt import digest
-from edgeopt.capture import onnx_file, script
+from edgeopt.capture import onnx_file, parts_files, script
 from edgeopt.errors import StageError
-from edgeopt.program import Call, ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature, graph
+from edgeopt.program import Call, ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature, foreign, graph
 from edgeopt.runtime import tensors
 from edgeopt.spec.manifest import Axis, TensorRef, TensorSpec
 
@@ -32,6 +32,7 @@ def save(program: Program, folder: Path) -> None:
         "how": getattr(program, "how", None),
         "integer": getattr(program, "integer", False),
         "half": getattr(program, "half", None),
+        "parts": parts_files.save(program.module, folder) if isinstance(program, ExportedGraph) else [],
         "signature": _signature_data(program.signature),
         "reference": _save_reference(program.reference, folder),
         "stages": program.stages,
@@ -76,6 +77,8 @@ def _load_graph(head: dict[str, Any], folder: Path, common: dict[str, Any]) -> P
     if head["kind"] == "exported":
         if head["integer"]:
             _register_quantized_operators()
+        parts_files.load(head["parts"], folder)
+        foreign.operator()  # a graph that holds it is read only where it is defined
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = torch.export.load(folder / "model.pt2").module(check_guards=False)
@@ -97,6 +100,7 @@ def _signature_data(signature: Signature) -> dict[str, Any]:
         "axes": [[name, axis.model_dump(mode="json")] for name, axis in signature.axes.items()],
         # as text, since canonical JSON sorts keys and the order of a dict's outputs is the user's
         "output_structure": json.dumps(signature.output_structure),
+        "input_structure": json.dumps(signature.input_structure),
         "values": signature.values,
     }
 
@@ -107,6 +111,7 @@ def _signature(data: dict[str, Any]) -> Signature:
         outputs=tuple(TensorSpec.model_validate(spec) for spec in data["outputs"]),
         axes={name: Axis.model_validate(axis) for name, axis in data["axes"]},
         output_structure=json.loads(data["output_structure"]),
+        input_structure=json.loads(data["input_structure"]),
         values={name: (low, high) for name, (low, high) in data["values"].items()},
     )
 

@@ -10,6 +10,7 @@ import click
 
 from edgeopt.flows.build import Built, Listener
 from edgeopt.pipeline.stages import StageRecord
+from edgeopt.spec.half_formats import HALF_PRECISIONS
 from edgeopt.spec.manifest import Refusal
 from edgeopt.spec.profile import Profile
 
@@ -72,7 +73,8 @@ def gate_line(row: Any) -> str:
         figures = [f"SQNR {result.sqnr_db:.1f} dB (proxy)" if math.isfinite(result.sqnr_db) else "equal (proxy)"]
     if result.p50_ms is not None and row.stand_in is None:
         figures.append(f"p50 {result.p50_ms:.3f} ms")
-    in_fp32 = " in fp32" if row.candidate.precision == "fp16" else ""
+    by_flag = row.candidate.precision in HALF_PRECISIONS and row.candidate.file == "float.onnx"
+    in_fp32 = " in fp32" if by_flag else ""
     where = f", judged by {row.stand_in} here{in_fp32}" if row.stand_in else ""
     word = "kept" if row.kept else f"dropped: {row.reason}"
     return f"{row.candidate.name:<18} {'  '.join(figures)}{where}  {word}"
@@ -87,7 +89,23 @@ def _notes(record: StageRecord) -> list[str]:
     lines += [
         f"pass {p['name']} dropped: {p['reason']}" for p in details.get("passes", []) if p.get("status") == "dropped"
     ]
+    lines += [
+        f"{p['name']} matched nothing: {'; '.join(p['declined'])}" for p in details.get("passes", [])
+        if p["name"].startswith("rule:") and p.get("status") == "nothing"
+    ]  # fmt: skip
+    if "half" in details:
+        lines.append(_half_line(details["half"]))
     return [*lines, *(f"warning: {warning}" for warning in details.get("warnings", []))]
+
+
+def _half_line(half: dict[str, Any]) -> str:
+    """What became of a program in a 16-bit precision."""
+    if half["refused"]:
+        return f"refused: {half['refused']}"
+    return (
+        f"{half['in_half']} of {half['operators']} operators in {half['precision']}, {len(half['islands'])} islands in "
+        f"fp32, {half['casts']} casts, weights {_size(half['bytes_before'])} -> {_size(half['bytes_after'])}"
+    )
 
 
 def _error(record: StageRecord) -> str:

@@ -76,7 +76,8 @@ def render(model: str, name: str, inferred: Inferred) -> str:
     ]
     if factory:
         lines.append("# weights: weights.pt   # a state_dict, loaded with weights_only")
-    lines += ["", "# One entry for each input; the key is the name of forward's parameter.", *_inputs(inferred)]
+    lines += ["", "# One entry for each tensor; the key is the name of forward's parameter,"]
+    lines += ["# or of a part of one: PARAMETER.KEY of a dict or class, PARAMETER.0 of a tuple.", *_inputs(inferred)]
     lines += ["", "# Axes that may change from call to call; opt is the size to tune for.", *_axes(inferred)]
     lines += ["", *_rest(factory)]
     return "\n".join(lines) + "\n"
@@ -95,7 +96,7 @@ def _inputs(inferred: Inferred) -> list[str]:
     lines += [
         f"  # {name}: optional in forward, left at its default"
         for name in inferred.optional
-        if name not in inferred.inputs
+        if name not in {given.split(".")[0] for given in inferred.inputs}
     ]
     return lines
 

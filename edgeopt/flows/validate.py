@@ -25,7 +25,7 @@ from edgeopt.ports.local import LocalConnection
 from edgeopt.ports.user_code import load_attribute
 from edgeopt.progress import SILENT, Progress
 from edgeopt.runtime.artifact import Artifact, replace_file
-from edgeopt.runtime.evaluation import Evaluate
+from edgeopt.runtime.evaluation import Evaluate, taking_nested
 from edgeopt.runtime.zipapp import FILE_NAME as RUNNER
 from edgeopt.spec.limits import Limits
 from edgeopt.spec.manifest import BUILD_NAME, REPORTS_DIR, SELECTION_NAME, Selection
@@ -161,7 +161,8 @@ def _judge_of(artifact: Artifact, project_file: Path | None) -> Judge:
             "the project has no evaluate, and the artifact was built with one", where=project.source,
             todo="give the project that the artifact was built from",
         )  # fmt: skip
-    evaluate = load_attribute(project.evaluate, project.folder, key="evaluate")
+    given = load_attribute(project.evaluate, project.folder, key="evaluate")
+    evaluate = taking_nested(given, manifest.input_structure, [spec.name for spec in manifest.inputs])
     return Judge(evaluate, "", base=project.folder, classifier=project.classifier)
 
 

@@ -5,7 +5,7 @@ import os
 
 from . import adaptors
 from .failures import Failure, of_exception
-from .structure import restore
+from .structure import flat_inputs, restore
 
 
 def load(release, candidate=None, threads=None):
@@ -44,26 +44,26 @@ class Predictor:
         self._outputs = manifest["outputs"]
         self._axes = manifest.get("axes", {})
         self._structure = manifest["output_structure"]
+        self._input_structure = manifest.get("input_structure")
 
     def predict(self, inputs):
         """Run the model on {input name: array}; returns the user's output structure, filled with arrays.
 
-        Names, dtypes and sizes must be those of the manifest, else ValueError (bfloat16 inputs are given as
-        float32). NaN and infinity are allowed.
+        A parameter with parts is given as the model's forward takes it ({"pair": (a, b)}) or by its parts
+        ({"pair.0": a, "pair.1": b}). Names, dtypes and sizes must be those of the manifest, else ValueError
+        (bfloat16 inputs are given as float32). NaN and infinity are allowed.
         """
-        if self._program is None:
-            raise ValueError("this predictor is closed")
-        return restore(self._structure, self._call(check_inputs(inputs, self._inputs, self._axes)))
+        return restore(self._structure, self._call(inputs))
 
     def outputs(self, inputs):
         """As `predict`, but a dict of the model's named output tensors without the user's structure."""
+        return {spec["name"]: array for spec, array in zip(self._outputs, self._call(inputs))}
+
+    def _call(self, inputs):
         if self._program is None:
             raise ValueError("this predictor is closed")
-        arrays = self._call(check_inputs(inputs, self._inputs, self._axes))
-        return {spec["name"]: array for spec, array in zip(self._outputs, arrays)}
-
-    def _call(self, arrays):
-        arrays = self._program.call(arrays)
+        flat = flat_inputs(self._input_structure, [spec["name"] for spec in self._inputs], inputs)
+        arrays = self._program.call(check_inputs(flat, self._inputs, self._axes))
         check_outputs(arrays, self._outputs)
         return arrays
 

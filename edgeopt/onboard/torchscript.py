@@ -18,16 +18,11 @@ _AFTER_LOADING = ("freeze", "optimize_for_inference")
 
 
 def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
-    """Load the op libraries, set the flags, load the file. Raises what torch raises."""
-    paths = [os.path.join(folder, library) for library in op_libraries]
-    for path in paths:
-        if path.endswith(".py"):
-            _run_file(path)
+    """Load the op libraries in their order, set the flags, load the file. Raises what torch raises."""
+    for library in op_libraries:
+        _load_library(os.path.join(folder, library))
     import torch
 
-    for path in paths:
-        if not path.endswith(".py") and not ort.is_ort_library(path):
-            torch.ops.load_library(path)
     if threads:
         torch.set_num_threads(threads)
     flags = candidate.get("flags") or {}
@@ -104,6 +99,8 @@ def _tensor(torch, array, dtype):
 
 def _array(torch, tensor):
     tensor = tensor.detach().cpu()
+    if hasattr(tensor, "resolve_neg"):  # the imaginary part of a conjugate is a view that numpy does not take
+        tensor = tensor.resolve_neg()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
@@ -117,6 +114,16 @@ def _flatten(torch, value, found):
     elif isinstance(value, (tuple, list)):
         for item in value:
             _flatten(torch, item, found)
+
+
+def _load_library(path):
+    """Load one op library, unless it is onnxruntime's."""
+    if path.endswith(".py"):
+        _run_file(path)
+    elif not ort.is_ort_library(path):
+        import torch
+
+        torch.ops.load_library(path)
 
 
 def _run_file(path):

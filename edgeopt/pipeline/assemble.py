@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from edgeopt import digest
+from edgeopt.pipeline import op_files
 from edgeopt.pipeline.baseline import CASES_FILE, Baseline
 from edgeopt.pipeline.gates import GateRow
 from edgeopt.pipeline.job import Job
@@ -40,6 +41,10 @@ def manifest(
     write_zipapp(folder)
     cases, complete = _cases(folder, baseline, job)
     used = {c.file for c in candidates} | {REFERENCE_FILE, "onboard.pyz"} | ({CASES_FILE} if cases else set())
+    recipes = tuple(r for r in recipes if r.candidate in names)
+    arch = job.profile.target.arch
+    libraries, held = op_files.put_for_target(program.custom_ops, arch, folder, candidates, recipes)
+    used |= held
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if not any(belongs_to(name, file) for file in used):
@@ -55,11 +60,13 @@ def manifest(
         inputs=signature.inputs,
         outputs=signature.outputs,
         axes=signature.axes,
+        input_structure=signature.input_structure,
         output_structure=signature.output_structure,
         files=_hashed(folder),
         candidates=candidates,
         refused=refused,
-        engine_recipes=tuple(r for r in recipes if r.candidate in names),
+        engine_recipes=recipes,
+        op_libraries=libraries,
         reference=reference,
         cases=cases,
         cases_complete=complete,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.predict import predictor
 from edgeopt.ports.user_code import load_attribute
-from edgeopt.program import Program
+from edgeopt.program import Program, Signature
 from edgeopt.runtime import evaluation
 from edgeopt.runtime.tensors import PackWriter
 from edgeopt.spec.manifest import Feed
@@ -57,9 +56,10 @@ def baseline(program: Program, job: Job, cache: StageCache, key: str) -> Baselin
     return Baseline(index["metrics"], tuple(Feed.model_validate(feed) for feed in index["cases"]), folder)
 
 
-def user_evaluate(job: Job) -> Any:
-    """The project's `evaluate` function."""
-    return load_attribute(job.project.evaluate, job.project.folder, key="evaluate", error=DataError)
+def user_evaluate(job: Job, signature: Signature) -> evaluation.Evaluate:
+    """The project's `evaluate` function, which may call predict with inputs nested as the model takes them."""
+    given = load_attribute(job.project.evaluate, job.project.folder, key="evaluate", error=DataError)
+    return evaluation.taking_nested(given, signature.input_structure, signature.input_names)
 
 
 def _record_evaluate(program: Program, job: Job, folder: Path) -> None:
@@ -72,7 +72,8 @@ def _record_evaluate(program: Program, job: Job, folder: Path) -> None:
             feeds.append(Feed(inputs={name: pack.add(np.asarray(inputs[name])) for name in inputs}))
             return outputs
 
-        recording = evaluation.record(user_evaluate(job), record, most_bytes=0, base=job.project.folder)
+        evaluate = user_evaluate(job, program.signature)
+        recording = evaluation.record(evaluate, record, most_bytes=0, base=job.project.folder)
     _write_index(folder, recording.metrics, feeds)
 
 

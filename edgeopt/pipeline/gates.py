@@ -18,10 +18,11 @@ from edgeopt.device import choice, judge
 from edgeopt.device.measured import Questions, candidate_result, timing_feed
 from edgeopt.device.runner import Request, Timing, measure
 from edgeopt.onboard import environment
+from edgeopt.pipeline import op_files
 from edgeopt.pipeline.baseline import Baseline, user_evaluate
 from edgeopt.pipeline.job import Job
 from edgeopt.ports.local import LocalConnection
-from edgeopt.program import Signature
+from edgeopt.program import Signature, custom_ops
 from edgeopt.progress import log
 from edgeopt.spec.manifest import Candidate, Feed, Selection
 from edgeopt.spec.profile import Profile
@@ -70,7 +71,7 @@ def run_gate(
     `feeds` are the reference calls; the tensors of reference and cases lie below `folder` too. Where this machine is
     the target, `rounds` times `calls` of each candidate are timed.
     """
-    evaluate = user_evaluate(job) if job.project.evaluate else None
+    evaluate = user_evaluate(job, signature) if job.project.evaluate else None
     asked = Questions(
         folder, feeds, baseline.cases, evaluate, base=job.project.folder, classifier=job.project.classifier
     )
@@ -80,6 +81,7 @@ def run_gate(
     request = Request(
         folder=str(folder.resolve()), candidates=here, inputs=signature.inputs, outputs=signature.outputs,
         feeds=asked.feeds, timing=timing if at_hand else None,
+        op_libraries=op_files.put_for_here(custom_ops.of(job.project), folder),
     )  # fmt: skip
     if at_hand:
         _warn_when_busy()
@@ -138,5 +140,5 @@ def _stand_in(candidate: Candidate) -> Candidate:
 
 
 def _rank(candidate: Candidate) -> int:
-    """int8 before fp16 before fp32: the order that the device is expected to confirm."""
-    return ("int8", "fp16", "fp32").index(candidate.precision)
+    """int8 before the 16-bit types before fp32: the order that the device is expected to confirm."""
+    return ("int8", "fp16", "bf16", "fp32").index(candidate.precision)

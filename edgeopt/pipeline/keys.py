@@ -21,14 +21,27 @@ from edgeopt.pipeline.job import Job
 
 _TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "numpy")
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+_NOT_IN = ("pyvenv.cfg", "onboard.pyz")  # of environments and of artifacts, which hold the project's op libraries
 
 # stage -> the keys of the project and of the profile that it reads
 _PROJECT_KEYS = {
-    "capture": ("model", "weights", "inputs", "axes", "calibration", "seed", "data_version", "op_libraries"),
+    "capture": (
+        "model",
+        "weights",
+        "inputs",
+        "axes",
+        "calibration",
+        "seed",
+        "data_version",
+        "op_libraries",
+        "custom_ops",
+    ),
     "optimize": ("passes", "rules"),
-    "qat": ("train", "loss", "qat", "keep_float"),
+    "qat": ("train", "loss", "qat", "keep_float", "keep_fp32"),
     "quantize": ("calibration_batches",),
     "reoptimize": ("passes",),
+    "fp16": ("calibration_batches", "keep_fp32"),
+    "bf16": ("calibration_batches", "keep_fp32"),
 }
 _PROFILE_KEYS = {
     "capture": (),
@@ -36,7 +49,10 @@ _PROFILE_KEYS = {
     "qat": ("quantization", "precision", "target"),
     "quantize": ("quantization", "precision", "backends"),
     "reoptimize": ("passes", "fusion"),
+    "fp16": ("precision",),
+    "bf16": ("precision",),
 }
+_BRANCHES = {"fp16": "optimize", "bf16": "optimize"}  # stages whose result no later one takes -> the one before them
 
 
 def tool_versions() -> dict[str, str | None]:
@@ -65,10 +81,11 @@ def stage_keys(job: Job) -> dict[str, str]:
     )
     keys = {}
     for stage in _PROJECT_KEYS:
-        read: dict[str, Any] = {"stage": stage, "before": before}
+        read: dict[str, Any] = {"stage": stage, "before": keys[_BRANCHES[stage]] if stage in _BRANCHES else before}
         read["project"] = {k: project.get(k) for k in _PROJECT_KEYS[stage]}
         read["profile"] = {k: profile.get(k) for k in _PROFILE_KEYS[stage]}
-        before = keys[stage] = digest.of_value(read)
+        keys[stage] = digest.of_value(read)
+        before = before if stage in _BRANCHES else keys[stage]
     keys["build"] = digest.of_value(
         {"before": before, "project": project, "profile": profile, "target_python": job.target_python}
     )
@@ -96,13 +113,14 @@ def _project_files(job: Job) -> dict[str, str]:
     """Digest of the weights, of a model file, and of every declared data file."""
     project = job.project
     named = [project.weights, *project.data, *project.op_libraries]
+    named += [file for op in project.custom_ops.values() for file in (*op.onnxruntime, *op.tensorrt)]
     if ":" not in project.model:
         named.append(project.model)
     out = {}
     for name in filter(None, named):
-        path = project.folder / name
+        path = project.path(name)
         for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
-            out[str(file.relative_to(path.parent))] = digest.of_file(file)
+            out[f"{name}: {file.relative_to(path.parent)}"] = digest.of_file(file)
     return out
 
 
@@ -114,6 +132,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(
             d for d in folders
-            if d not in _NOT_SOURCES and not d.startswith(".") and not (Path(root) / d / "pyvenv.cfg").exists()
+            if d not in _NOT_SOURCES and not d.startswith(".")
+            and not any((Path(root) / d / file).exists() for file in _NOT_IN)
         )  # fmt: skip
         yield from (Path(root) / f for f in sorted(files) if f.endswith(".py"))

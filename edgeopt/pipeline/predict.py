@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 
 import numpy as np
 
 from edgeopt.errors import DataError
 from edgeopt.onboard.predictor import check_inputs
+from edgeopt.onboard.structure import flat_inputs
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature
 
 Predict = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -28,7 +30,8 @@ def checked(inputs: dict[str, np.ndarray], signature: Signature) -> dict[str, np
     specs = [spec.model_dump() for spec in signature.inputs]
     axes = {name: axis.model_dump() for name, axis in signature.axes.items()}
     try:
-        arrays = check_inputs(inputs, specs, axes)
+        flat = flat_inputs(signature.input_structure, signature.input_names, inputs)
+        arrays = check_inputs(flat, specs, axes)
     except ValueError as why:
         raise DataError(
             f"'predict' was called with inputs that do not fit: {why}", where="key 'evaluate'",
@@ -55,6 +58,8 @@ def _onnx_runner(program: OnnxGraph) -> Predict:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # the file as it is
+    for library in program.custom_ops.for_onnxruntime(platform.machine()):
+        options.register_custom_ops_library(str(library.path))
     session = onnxruntime.InferenceSession(
         program.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from edgeopt.errors import DataError
+from edgeopt.onboard.structure import flat_inputs
 from edgeopt.program.program import Signature
 from edgeopt.spec.values import did_you_mean
 
 
 def to_tensors(batch: Any, signature: Signature, *, where: str) -> list[torch.Tensor]:
-    """A batch {input name: array or tensor} as positional tensors.
+    """A batch {input name: array or tensor}, flat or nested as forward takes its arguments, as positional tensors.
 
     DataError, which names `where` (as in 'calibration batch 3'), the input and the axis, for names, dtypes or shapes
     that are not the signature's, for axes outside their declared range, and for NaN and infinity.
@@ -24,6 +25,12 @@ def to_tensors(batch: Any, signature: Signature, *, where: str) -> list[torch.Te
             f"a batch must be a dict of input name to array, not {type(batch).__name__}", where=where,
             todo="yield {" + ", ".join(f"'{name}': ..." for name in signature.input_names) + "}",
         )  # fmt: skip
+    try:
+        batch = flat_inputs(signature.input_structure, signature.input_names, batch)
+    except ValueError as why:
+        raise DataError(
+            str(why), where=where, todo="give the parts as forward takes them, or by dotted names"
+        ) from None
     _check_names(batch, signature, where)
     tensors = [_tensor(batch[spec.name], f"{where}, input '{spec.name}'") for spec in signature.inputs]
     axes: dict[str, int] = {}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgeopt.program import reexport
 from edgeopt.program.program import ExportedGraph, ScriptGraph, Signature
 
 
@@ -28,7 +29,7 @@ def to_tensors(signature: Signature, inputs: dict[str, np.ndarray]) -> list[torc
 def to_arrays(signature: Signature, outputs: Any) -> dict[str, np.ndarray]:
     """A flat tuple of tensors as named arrays."""
     return {
-        name: value.detach().cpu().contiguous().numpy()
+        name: value.detach().cpu().resolve_conj().resolve_neg().contiguous().numpy()
         for name, value in zip(signature.output_names, outputs, strict=True)
     }
 
@@ -90,19 +91,27 @@ def synthetic(signature: Signature, axis_sizes: dict[str, int], seed: int) -> di
             out[spec.name] = rng.uniform(low, high, shape).astype(spec.dtype)
         else:
             out[spec.name] = rng.integers(int(low), int(high), shape, endpoint=True).astype(spec.dtype)
-    return out
+    return {name: np.asarray(value) for name, value in out.items()}  # numpy draws a scalar for the shape ()
 
 
 def export(program: ExportedGraph) -> torch.export.ExportedProgram:
     """The program's module exported again, with its dynamic axes: what writers of files take. Made once a program."""
     if not program.exported:
-        example = synthetic(program.signature, sizes(program.signature, "example"), seed=0)
-        with torch.no_grad():
-            made = torch.export.export(
-                program.module,
-                tuple(to_tensors(program.signature, example)),
-                dynamic_shapes=dynamic_shapes(program.signature),
-                strict=False,
-            )
-        program.exported.append(made)
+        program.exported.append(_exported(program))
     return program.exported[0]
+
+
+def _exported(program: ExportedGraph) -> torch.export.ExportedProgram:
+    example, *others = (
+        to_tensors(program.signature, synthetic(program.signature, sizes(program.signature, which), seed=0))
+        for which in ("example", "min", "opt")
+    )
+    shapes = dynamic_shapes(program.signature)
+    try:
+        with torch.no_grad():
+            return torch.export.export(program.module, tuple(example), dynamic_shapes=shapes, strict=False)
+    except Exception:  # torch's own UserError, or what its shape analysis raises
+        made = reexport.deferred(program.module, example, shapes, others)
+        if made is None:
+            raise
+        return made

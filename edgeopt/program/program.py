@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from edgeopt.program.custom_ops import NONE, CustomOps
 from edgeopt.spec.manifest import Axis, TensorSpec
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Signature:
     `inputs` and `outputs` are in calling order; a shape's strings are names of `axes`, or of output axes that only
     the program knows (`dim_0` ...). `output_structure` is the user's structure around the outputs as JSON data
     (see runtime/structure). `values` gives the range (lowest, highest) that synthetic inputs are drawn from.
+    `input_structure` is the structure of forward's arguments around the inputs, None where each is one of its own.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -28,6 +30,7 @@ class Signature:
     axes: dict[str, Axis]
     output_structure: Any
     values: dict[str, tuple[float, float]]
+    input_structure: Any = None
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -52,6 +55,7 @@ class _Captured:
     reference: tuple[Call, ...]
     stages: tuple[str, ...] = ("capture",)
     notes: tuple[str, ...] = ()  # what the user should know: how it was captured, what was declined and why
+    custom_ops: CustomOps = NONE  # the user's own operators, which its graph may hold
 
     def after(self, stage: str, *, notes: tuple[str, ...] = (), **changed: Any):
         """A copy with `changed` fields, `stage` appended to the stages and `notes` to the notes."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from edgeopt import digest
 from edgeopt.errors import DataError
+from edgeopt.onboard.structure import flat_inputs
 from edgeopt.ports.user_code import call as call_user_code
 
 Tensors = Mapping[str, np.ndarray]
@@ -82,6 +83,25 @@ def replay(
     if position < len(calls):
         raise _changed(f"it asks for {position} of the {len(calls)} recorded inputs")
     return metrics
+
+
+def taking_nested(evaluate: Evaluate, structure: Any, names: Sequence[str]) -> Evaluate:
+    """`evaluate`, whose calls of predict may be nested by the signature's `structure` around the inputs `names`."""
+
+    def nested(predict: Predict) -> Mapping[str, float]:
+        return evaluate(lambda inputs: predict(_flat(structure, names, inputs)))
+
+    return nested
+
+
+def _flat(structure: Any, names: Sequence[str], inputs: Any) -> Tensors:
+    try:
+        return flat_inputs(structure, names, inputs)
+    except ValueError as why:
+        raise DataError(
+            f"'predict' was called with inputs that do not fit: {why}", where=f"key '{_KEY}'",
+            todo="give the parts as forward takes them, or by dotted names",
+        ) from None  # fmt: skip
 
 
 def input_digest(inputs: Tensors) -> str:

@@ -15,7 +15,8 @@ def load(artifact: Path | str, candidate: str | None = None, *, threads: int | N
         with edgeopt.load("digits.edgeopt") as predictor:
             outputs = predictor.predict({"image": array})
 
-    `candidate` names it; else `selection.json` does; else the first that this machine can run. `predict`
+    `candidate` names it; else `selection.json` does; else the first that this machine can run. `predict` takes a
+    parameter with parts nested ({"pair": (a, b)}) or by their names ({"pair.0": a, "pair.1": b}). It
     gives the user's output structure of numpy arrays, a dataclass as a dict; wrong inputs raise ValueError.
     Raises ArtifactError where a file is missing or has changed, or there is no such candidate; DeviceError
     where the runtime is not installed or refuses the file.

@@ -1,9 +1,9 @@
-"""The user's output structure: flattened to named tensors, and described as JSON so that a device restores
-it.
+"""The user's structure around outputs and inputs: flattened to named tensors, described as JSON for the device.
 
 The JSON is one of: {"kind": "tensor", "index": i}, {"kind": "none"}, {"kind": "tuple" or "list", "items": [...]},
 {"kind": "dict", "items": {key: node}, "order": [key, ...]}, {"kind": "dataclass", "name", "items", "order"} alike, or
 {"kind": "constant", "value": int, float, str or bool}. `index` is the position among the flattened tensors.
+Inputs have {"kind": "namedtuple", "name", "items", "order"} too, and a dict of forward's parameters at the root.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from edgeopt.errors import CaptureError
-from edgeopt.onboard.structure import restore
+from edgeopt.onboard.structure import flat_inputs, restore
 
-__all__ = ["Flat", "flatten", "restore"]
+__all__ = ["Flat", "flat_inputs", "flatten", "restore"]
 
 ROOT_NAME = "output"
 
@@ -85,7 +85,8 @@ def _check_keys(value: Mapping, path: tuple[str, ...]) -> None:
 
 
 def _name(path: tuple[str, ...]) -> str:
-    return ".".join(path if path and not path[0].isdigit() else (ROOT_NAME, *path))
+    parts = tuple(part or "_" for part in path)  # a key may be '', and a name may not
+    return ".".join(parts if parts and not parts[0].isdigit() else (ROOT_NAME, *parts))
 
 
 def _unique(name: str, taken: list[str]) -> str:

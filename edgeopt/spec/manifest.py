@@ -136,6 +136,7 @@ class EngineRecipe(Value):
     shapes: dict[str, dict[Literal["min", "opt", "max"], tuple[int, ...]]]
     typing: Literal["weak", "strong"]
     flags: tuple[str, ...] = ()  # builder flags as trtexec names them: fp16, int8
+    plugins: tuple[FilePath, ...] = ()  # libraries of plugins, loaded before the file is parsed and the engine run
 
 
 class Refusal(Value):
@@ -146,9 +147,9 @@ class Refusal(Value):
 
 
 class _Node(Value):
-    """A node of the structure around the outputs, as runtime/structure writes it."""
+    """A node of the structure around the outputs or the inputs, as runtime/structure describes it."""
 
-    kind: Literal["tensor", "none", "constant", "tuple", "list", "dict", "dataclass"]
+    kind: Literal["tensor", "none", "constant", "tuple", "list", "dict", "dataclass", "namedtuple"]
     index: int | None = Field(None, ge=0)
     value: int | float | str | bool | None = None
     name: str | None = None
@@ -158,12 +159,13 @@ class _Node(Value):
     @pydantic.model_validator(mode="after")
     def _whole(self) -> _Node:
         if self.kind == "tensor" and self.index is None:
-            raise ValueError("a tensor of the output structure has no index")
+            raise ValueError("a tensor of the structure has no index")
         if self.kind in ("tuple", "list") and not isinstance(self.items, list):
-            raise ValueError(f"a {self.kind} of the output structure has no items")
+            raise ValueError(f"a {self.kind} of the structure has no items")
         named = self.items if isinstance(self.items, dict) else {}
-        if self.kind in ("dict", "dataclass") and (self.order is None or sorted(self.order) != sorted(named)):
-            raise ValueError(f"a {self.kind} of the output structure does not have the items of its order")
+        fields = self.kind in ("dict", "dataclass", "namedtuple")
+        if fields and (self.order is None or sorted(self.order) != sorted(named)):
+            raise ValueError(f"a {self.kind} of the structure does not have the items of its order")
         return self
 
     def tensors(self) -> list[int]:
@@ -183,6 +185,7 @@ class Manifest(Value):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     axes: dict[str, Axis] = {}
+    input_structure: Any = None  # forward's arguments around the inputs; None where each input is one of its own
     output_structure: Any  # see runtime/structure: the user's tuple, dict, dataclass or None around the tensors
     files: dict[FilePath, File]
     candidates: tuple[Candidate, ...] = Field(min_length=1)
@@ -198,6 +201,7 @@ class Manifest(Value):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Manifest:
         used = [c.file for c in self.candidates] + list(self.op_libraries)
+        used += [library for recipe in self.engine_recipes for library in recipe.plugins]
         for feed in (*self.reference, *self.cases):
             used += [ref.file for ref in (*feed.inputs.values(), *feed.outputs.values())]
         for path in used:
@@ -210,6 +214,10 @@ class Manifest(Value):
         structure = _Node.model_validate(self.output_structure)
         if any(index >= len(self.outputs) for index in structure.tensors()):
             raise ValueError("the output structure names an output that is not there")
+        if self.input_structure is not None:
+            given = _Node.model_validate(self.input_structure)
+            if given.kind != "dict" or sorted(given.tensors()) != list(range(len(self.inputs))):
+                raise ValueError("the input structure does not hold every input once")
         names = [c.name for c in self.candidates]
         if len(set(names)) != len(names):
             raise ValueError("two candidates have one name")
@@ -246,7 +254,13 @@ class Selection(Value):
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as the canonical bytes that its digest is taken of."""
-    return _digest.canonical_json(manifest.model_dump(mode="json"))
+    data = manifest.model_dump(mode="json")
+    if manifest.input_structure is None:  # as manifests were before they had the key, whose digests stay
+        del data["input_structure"]
+    for recipe in data["engine_recipes"]:
+        if not recipe["plugins"]:
+            del recipe["plugins"]
+    return _digest.canonical_json(data)
 
 
 def digest(manifest: Manifest) -> str:

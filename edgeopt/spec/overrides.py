@@ -57,7 +57,7 @@ def apply_overrides(
     out = copy.deepcopy(data)
     for key, text in overrides.items():
         where = f"--set {scope}.{key}={text}"
-        parts = key.split(".")
+        parts = _parts(key, out)
         _check_known(model, parts, scope=scope, where=where, error=error)
         here = out
         for part in parts[:-1]:
@@ -72,6 +72,18 @@ def apply_overrides(
                 )
         here[parts[-1]] = parse_value(text, source=where, error=error)
     return out
+
+
+def _parts(key: str, data: dict[str, Any]) -> list[str]:
+    """The keys that dotted KEY walks down, where a key of `data` may have dots itself, as the input 'batch.ids' has."""
+    left, parts, here = key.split("."), [], data
+    while left:
+        known = [n for n in range(len(left), 1, -1) if isinstance(here, dict) and ".".join(left[:n]) in here]
+        size = known[0] if known else 1
+        parts.append(".".join(left[:size]))
+        here = here.get(parts[-1]) if isinstance(here, dict) else None
+        left = left[size:]
+    return parts
 
 
 def set_note(scope: str, overrides: Mapping[str, str] | None) -> str:

@@ -11,6 +11,8 @@ import pydantic
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from edgeopt.errors import ProjectError
+from edgeopt.spec.custom_ops import CustomOp, OperatorName
+from edgeopt.spec.input_tree import input_tree
 from edgeopt.spec.limits import Limits
 from edgeopt.spec.manifest import ArtifactName, Axis, Dtype
 from edgeopt.spec.overrides import apply_overrides, set_note
@@ -70,7 +72,7 @@ Function = Annotated[StrictStr, pydantic.AfterValidator(_function)]
 
 
 class Input(Value):
-    """One input of the model; its key is the parameter's name in `forward`."""
+    """One input of the model; its key is the parameter's name in `forward`, or a dotted path into one."""
 
     shape: tuple[Dimension, ...] = Field(description="sizes, and names of axes declared under 'axes'")
     dtype: Dtype = Field("float32", description="element type")
@@ -112,7 +114,9 @@ class ProjectFile(Value):
         description="file.py:factory, package.module:factory, or a .onnx, .pt (TorchScript) or .pt2 file"
     )
     weights: StrictStr | None = Field(None, description="state_dict of the factory's module, loaded with weights_only")
-    inputs: dict[StrictStr, Input] = Field(min_length=1, description="in the order of forward's parameters")
+    inputs: dict[StrictStr, Input] = Field(
+        min_length=1, description="an entry a tensor; a part of a parameter is PARAMETER.KEY or PARAMETER.0"
+    )
     axes: dict[AxisName, Axis] = Field({}, description="named dynamic axes, each {min, opt, max}")
     calibration: Function | None = Field(None, description="fn() -> iterable of {input name: batch}; int8 needs it")
     calibration_batches: StrictInt = Field(32, ge=1, description="the most batches that calibration takes")
@@ -132,7 +136,13 @@ class ProjectFile(Value):
     op_libraries: tuple[StrictStr, ...] = Field(
         (), description="Python files and shared libraries that define the model's own operators"
     )
+    custom_ops: dict[OperatorName, CustomOp] = Field(
+        {}, description="namespace::operator, or domain::Type of an ONNX node -> how other runtimes come by it"
+    )
     keep_float: tuple[StrictStr, ...] = Field((), description="module paths or operator patterns kept out of int8")
+    keep_fp32: tuple[StrictStr, ...] = Field(
+        (), description="module paths or operator patterns kept out of fp16, bf16 and int8"
+    )
 
 
 class Project(ProjectFile):
@@ -236,6 +246,15 @@ def _project(data: dict[str, Any], folder: Path, source: str, overrides: Mapping
 
 def _inconsistent(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
     """(key, reason, what to do) for each contradiction between keys."""
+    if model_kind(project.model) != "onnx":  # whose inputs have whatever names the file gives them, as 'input.1'
+        try:
+            input_tree(list(project.inputs))
+        except ValueError as why:
+            yield "inputs", str(why), "name a tensor PARAMETER, an item of a tuple PARAMETER.0, a key PARAMETER.KEY"
+    for name, spec in project.inputs.items():
+        if spec.dtype == "bfloat16":
+            reason = "an input cannot be bfloat16: numpy, which calls are made with, has none"
+            yield f"inputs.{name}.dtype", reason, "declare float32, and convert it in forward"
     used = {axis: name for name, spec in project.inputs.items() for axis in spec.shape if isinstance(axis, str)}
     for axis, name in used.items():
         if axis not in project.axes:
@@ -267,6 +286,10 @@ def _named_files(project: Project) -> list[tuple[str, str]]:
         out.append(("weights", project.weights))
     out += [("data", path) for path in project.data]
     out += [("op_libraries", path) for path in project.op_libraries]
+    for name, op in project.custom_ops.items():
+        out += [(f"custom_ops.{name}.{key}", path) for key in ("onnxruntime", "tensorrt") for path in getattr(op, key)]
+        if op.onnx is not None and op.onnx.rpartition(":")[0].endswith(".py"):
+            out.append((f"custom_ops.{name}.onnx", op.onnx.rpartition(":")[0]))
     functions = [(key, getattr(project, key)) for key in ("model", "calibration", "train", "loss", "evaluate")]
     for key, value in (*functions, *(("rules", rule) for rule in project.rules)):
         if value is None:

@@ -54,8 +54,7 @@ def test_every_axis_has_its_range(case, profile):
 def test_a_strongly_typed_tensorrt_gets_no_flags_and_no_fp16_of_an_fp32_file(lowered):
     found, _ = lowered("residual", "desktop-cuda")
     assert [(r.candidate, r.typing, r.flags) for r in found.recipes] == [("tensorrt-fp32", "strong", ())]
-    (refused,) = found.refused
-    assert refused.candidate == "tensorrt-fp16" and "TensorRT 11" in refused.reason
+    assert found.refused == ()  # its fp16 is a program of its own, in test_half_files
 
 
 def test_a_gpu_without_int8_refuses_it_with_the_reason(case, profile, tmp_path):

@@ -159,6 +159,71 @@ def test_example_inputs_beside_the_factory_tell_shapes_and_dtypes(folder, kind):
     assert (project.axes["batch"].min, project.axes["batch"].opt, project.axes["batch"].max) == (1, 4, 8)
 
 
+STRUCTURED = """
+import dataclasses
+from typing import NamedTuple, Optional, Tuple
+import torch
+from torch import nn
+
+@dataclasses.dataclass
+class Config:
+    ids: torch.Tensor
+    scale: float = 1.0
+    mask: Optional[torch.Tensor] = None
+
+class Net(nn.Module):
+    def forward(self, batch, pair: Tuple[torch.Tensor, torch.Tensor], config: Config, extra=None):
+        return batch["x"] + pair[0] + pair[1] + config.ids
+
+class Alone(nn.Module):
+    def forward(self, batch):
+        return sum(batch.values()) if isinstance(batch, dict) else sum(batch)
+"""
+
+
+def test_examples_with_parts_become_dotted_names(folder):
+    (folder / "with_examples.py").write_text(
+        STRUCTURED + "def example_inputs():\n    t = torch.zeros(4, 3)\n"
+        "    return {'batch': {'x': t, 'y': {'z': t}}, 'pair': (t, t), 'config': Config(torch.ones(4, 3).long())}\n"
+    )
+    assert write_project("with_examples.py:Net", folder / "edgeopt.yaml").complete
+    project = load_project(folder)
+    assert list(project.inputs) == ["batch.x", "batch.y.z", "pair.0", "pair.1", "config.ids"]
+    assert {spec.shape for spec in project.inputs.values()} == {("batch", 3)}
+    assert project.inputs["config.ids"].dtype == "int64"
+    assert "PARAMETER.KEY" in (folder / "edgeopt.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("returned", "names"),
+    [
+        ("{'a': torch.zeros(2, 3), 'b': torch.zeros(2, 3)}", ["batch.a", "batch.b"]),
+        ("(torch.zeros(2, 3), torch.zeros(2, 3))", ["batch.0", "batch.1"]),
+        ("{'batch': [torch.zeros(2, 3)]}", ["batch.0"]),
+        ("{'batch': torch.zeros(2, 3)}", ["batch"]),
+    ],
+)
+def test_the_examples_of_a_lone_parameter_may_be_its_parts(folder, returned, names):
+    (folder / "with_examples.py").write_text(STRUCTURED + f"def example_inputs():\n    return {returned}\n")
+    assert list(infer("with_examples.py:Alone", folder).inputs) == names
+
+
+def test_annotations_tell_the_parts_that_are_not_known(folder):
+    (folder / "with_examples.py").write_text(STRUCTURED)
+    found = infer("with_examples.py:Net", folder)
+    assert list(found.unknown) == ["batch", "pair.0", "pair.1", "config.ids"] and found.optional == ("extra",)
+    written = write_project("with_examples.py:Net", folder / "edgeopt.yaml")
+    assert not written.complete and "  config.ids: {shape: TODO" in written.path.read_text()
+
+
+def test_a_key_with_a_dot_in_the_examples_is_refused(folder):
+    (folder / "with_examples.py").write_text(
+        STRUCTURED + "def example_inputs():\n    return {'batch': {'a.b': torch.zeros(2)}}\n"
+    )
+    with pytest.raises(ModelError, match="'a.b', which has no dotted name"):
+        infer("with_examples.py:Alone", folder)
+
+
 @pytest.mark.parametrize(
     ("returned", "part"),
     [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import warnings
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgeopt import onboard
+from edgeopt.onboard.structure import flat_inputs
 from edgeopt.spec.manifest import Selection
 from tests.tiny import expected, tiny_artifact
 
@@ -200,3 +204,83 @@ def test_bfloat16_travels_as_float32(tmp_path):
     np.testing.assert_array_equal(got, 2 * x)
     with pytest.raises(onboard.Failure, match="no bfloat16: x"):
         onboard.load(artifact.folder, "onnxruntime-fp32")
+
+
+def tensor(index: int) -> dict:
+    return {"kind": "tensor", "index": index}
+
+
+# forward(batch: {"ids", "deep": (a, b)}, cfg: Config(x, scale=2.0, mask=None), pair: Pair(p, q), image)
+NAMES = ["batch.ids", "batch.deep.0", "batch.deep.1", "cfg.x", "pair.q", "pair.p", "image"]
+STRUCTURE = {
+    "kind": "dict", "order": ["batch", "cfg", "pair", "image"],
+    "items": {
+        "batch": {
+            "kind": "dict", "order": ["ids", "deep"],
+            "items": {"ids": tensor(0), "deep": {"kind": "tuple", "items": [tensor(1), tensor(2)]}},
+        },
+        "cfg": {
+            "kind": "dataclass", "name": "Config", "order": ["x", "scale", "mask"],
+            "items": {"x": tensor(3), "scale": {"kind": "constant", "value": 2.0}, "mask": NONE},
+        },
+        "pair": {
+            "kind": "namedtuple", "name": "Pair", "order": ["p", "q"], "items": {"p": tensor(5), "q": tensor(4)},
+        },
+        "image": tensor(6),
+    },
+}  # fmt: skip
+Pair = namedtuple("Pair", "p q")
+
+
+@dataclasses.dataclass
+class Config:
+    x: object
+    scale: float = 2.0
+    mask: object = None
+
+
+def nested(**changes) -> dict:
+    values = {"batch": {"ids": 0, "deep": (1, 2)}, "cfg": Config(3), "pair": Pair(5, 4), "image": 6}
+    return {**values, **changes}
+
+
+NESTED = {
+    "nested": nested(),
+    "flat": dict(zip(NAMES, range(7), strict=True)),
+    "both": {"batch.ids": 0, "batch.deep.1": 2, "batch.deep.0": 1, "cfg": {"x": 3}, "pair": (5, 4), "image": 6},
+    "as dicts": nested(cfg={"x": 3, "scale": 2, "mask": None}, pair={"q": 4, "p": 5}),
+    "lists for tuples": nested(batch={"deep": [1, 2], "ids": 0}, pair=[5, 4]),
+}
+
+
+@pytest.mark.parametrize("inputs", NESTED.values(), ids=NESTED)
+def test_inputs_are_taken_nested_or_flat(inputs):
+    assert flat_inputs(STRUCTURE, NAMES, inputs) == dict(zip(NAMES, range(7), strict=True))
+
+
+WRONG_PARTS = {
+    "lacks a key": (nested(batch={"deep": (1, 2)}), "missing: batch.ids);"),
+    "lacks an item": (nested(batch={"ids": 0, "deep": (1,)}), "missing: batch.deep.1);"),
+    "one item more": (nested(batch={"ids": 0, "deep": (1, 2, 3)}), "unknown: batch.deep.2"),
+    "lacks a parameter": ({k: v for k, v in nested().items() if k != "cfg"}, "missing: cfg.x"),
+    "unknown key": (nested(batch={"ids": 0, "deep": (1, 2), "mask": 0}), "unknown: batch.mask"),
+    "unknown parameter": (nested(more=0), "unknown: more"),
+    "None": (nested(cfg=Config(None)), "missing: cfg.x"),
+    "too many fields": (nested(pair=(5, 4, 3)), "unknown: pair.2"),
+    "an array for a dict": (nested(batch=X), "'batch' must be a dict with ids, deep, given: ndarray"),
+    "a dict for a tuple": (nested(batch={"ids": 0, "deep": {"0": 1}}), "'batch.deep' must be a tuple of 2, given:"),
+    "a number for a class": (nested(cfg=3), "'cfg' must be Config or a dict with x, given: int"),
+    "another constant": (nested(cfg=Config(3, scale=1.0)), "'cfg.scale' was 2.0 when the model was built"),
+    "a value for None": (nested(cfg=Config(3, mask=X)), "'cfg.mask' was None when the model was built"),
+    "twice": (nested(**{"cfg.x": 3}), "'cfg.x' is given twice"),
+    "no dict": ([1, 2], "must be a dict by name, given: list"),
+}
+
+
+@pytest.mark.parametrize("inputs, said", WRONG_PARTS.values(), ids=WRONG_PARTS)
+def test_a_part_that_does_not_fit_is_named(inputs, said):
+    from edgeopt.onboard.predictor import check_inputs
+
+    specs = [{"name": name, "dtype": "int64", "shape": []} for name in NAMES]
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_inputs(flat_inputs(STRUCTURE, NAMES, inputs), specs, {})

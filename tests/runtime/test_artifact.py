@@ -187,3 +187,39 @@ def test_a_structure_that_cannot_be_restored_is_refused(folder, structure):
     edited(folder, lambda value: value.update(output_structure=structure))
     with pytest.raises(ArtifactError):
         Artifact.open(folder)
+
+
+X = {"kind": "tensor", "index": 0}
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        X,
+        {"kind": "dict", "items": {}, "order": []},
+        {"kind": "dict", "items": {"x": {"kind": "tensor", "index": 1}}, "order": ["x"]},
+        {"kind": "dict", "items": {"x": X, "y": X}, "order": ["x", "y"]},
+        {"kind": "dict", "items": {"p": {"kind": "namedtuple", "name": "P", "items": {"x": X}}}, "order": ["p"]},
+        {"kind": "dict", "items": {"x": X}, "order": ["y"]},
+        7,
+    ],
+)
+def test_an_input_structure_that_does_not_hold_every_input_once_is_refused(folder, structure):
+    edited(folder, lambda value: value.update(input_structure=structure))
+    with pytest.raises(ArtifactError):
+        Artifact.open(folder)
+
+
+def test_an_input_structure_is_read_and_counts_for_the_digest(folder):
+    before = Artifact.open(folder).digest
+    structure = {"kind": "dict", "items": {"p": {"kind": "tuple", "items": [X]}}, "order": ["p"]}
+    edited(folder, lambda value: value.update(input_structure=structure))
+    opened = Artifact.open(folder)
+    assert opened.manifest.input_structure == structure and opened.digest != before
+
+
+def test_a_manifest_without_input_structure_keeps_its_bytes_and_digest(folder):
+    """Artifacts that were built before manifests had the key stay what they are called."""
+    data = (folder / "manifest.json").read_bytes()
+    assert b"input_structure" not in data
+    assert spec.encode(Artifact.open(folder).manifest) == data

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgeopt.errors import ProfileError, UsageError
+from edgeopt.errors import ProfileError, ProjectError, UsageError
 from edgeopt.spec.overrides import apply_overrides, parse_overrides
 from edgeopt.spec.profile import ProfileFile
 
@@ -64,3 +64,18 @@ def test_a_key_that_no_profile_has_is_answered(key, part):
         apply({}, {key: "1"})
     assert part in caught.value.what
     assert f"--set profile.{key}=1" in caught.value.where
+
+
+def test_a_key_with_dots_of_its_own_is_found():
+    """An input may be named 'batch.ids'."""
+    from edgeopt.spec.project import ProjectFile
+
+    data = {"inputs": {"batch.ids": {"shape": [1]}, "batch.mask.0": {"shape": [2]}, "x": {"shape": [3]}}}
+    given = {"inputs.batch.ids.shape": "[4]", "inputs.batch.mask.0.dtype": "bool", "inputs.x.dtype": "int64"}
+    out = apply_overrides(data, given, model=ProjectFile, scope="project", error=ProjectError)
+    assert out["inputs"] == {
+        "batch.ids": {"shape": [4]}, "batch.mask.0": {"shape": [2], "dtype": "bool"},
+        "x": {"shape": [3], "dtype": "int64"},
+    }  # fmt: skip
+    with pytest.raises(ProjectError, match="unknown key 'inputs.batch.ids.shap', did you mean 'shape'"):
+        apply_overrides(data, {"inputs.batch.ids.shap": "1"}, model=ProjectFile, scope="project", error=ProjectError)

@@ -203,3 +203,24 @@ def test_any_file_gives_a_project_or_a_project_error(tmp_path_factory, data):
         load_project(path)
     except ProjectError as why:
         assert why.what and why.todo
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        (["p.0", "p.2"], "a tuple's items have no gap"), (["p.1"], "'p.0' is not"),
+        (["p.0", "p.a"], "an item of a tuple"), (["p", "p.a"], "'p' is a tensor"),
+        (["p.a", "p"], "other inputs name parts"),
+        (["p."], "empty part"), (["p.a.0", "p.a.b"], "'p.a.0' is an item of a tuple, and 'p.a.b' a key"),
+    ],
+)  # fmt: skip
+def test_input_names_that_make_no_structure_are_refused(folder, names, said):
+    with pytest.raises(ProjectError, match="key 'inputs'") as error:
+        project_for_model("model.py:build", folder=folder, inputs={name: {"shape": [1]} for name in names})
+    assert said in error.value.what and "PARAMETER.0" in error.value.todo
+
+
+def test_an_onnx_file_names_its_inputs_as_it_likes(folder):
+    (folder / "net.onnx").write_bytes(b"")
+    inputs = {"input.1": {"shape": [1]}, "input": {"shape": [1]}}
+    assert list(project_for_model("net.onnx", folder=folder, inputs=inputs).inputs) == ["input.1", "input"]
