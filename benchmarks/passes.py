@@ -29,11 +29,12 @@ OWN = Path(__file__).with_name("models.py")
 THREADS = 2
 
 # name -> (file, factory, inputs, axes); the axes' opt are the sizes that are timed
-_IMAGE = ({"image": {"shape": ["n", 3, 224, 224]}}, {"n": {"min": 1, "opt": 1, "max": 4}})
+_BATCH = {"n": {"min": 1, "opt": 1, "max": 4}}
+_IMAGE = ({"image": {"shape": ["n", 3, 224, 224]}}, _BATCH)
 _TEXT = {"shape": ["n", "t"], "dtype": "int64"}
 MODELS = {
     "MobileNetV2": (IMAGENET, "mobilenet_v2", *_IMAGE),
-    "EfficientNet-Lite0": (IMAGENET, "efficientnet_lite0", *_IMAGE),
+    "EfficientNet-Lite0": (IMAGENET, "efficientnet_lite0", {"inputs": {"shape": ["n", 3, 224, 224]}}, _BATCH),
     "ResNet18": (OWN, "resnet18", *_IMAGE),
     "MiniLM": (
         OWN, "minilm",

@@ -191,12 +191,14 @@ def _signature_text(signature: Signature) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters' notes kept off the user's screen: absent torchvision, deprecations, versions to convert."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -66,7 +66,9 @@ def tagger(tmp_path_factory):
 def test_a_recurrent_model_of_varying_length_is_captured_and_says_how(tagger):
     folder, printed = tagger
     capture = json.loads((folder / "build.json").read_text())["stages"][0]
-    assert capture["details"]["how"] in ("torch.export", "torch.jit trace")
+    assert capture["details"]["how"] == "torch.export with scripted parts (1)"
+    notes = " ".join(capture["details"]["notes"])
+    assert "kept as TorchScript in the graph: 'gru' (GRU)" in notes
     assert "captured by torch." in printed
     assert "int8" in printed  # why there is none
 
