@@ -71,12 +71,23 @@ def _is_fixed(value: torch._C.Value) -> bool:
 
 def _for_cpu_only(node: torch._C.Node) -> bool:
     """Whether everything that reads the node's one output needs it on the CPU."""
-    if node.outputsSize() != 1 or not node.output().uses():
-        return False
-    return all(
-        (use.user.kind(), use.offset) in _NEEDS_CPU or use.user.kind() == "aten::to" and _for_cpu_only(use.user)
-        for use in node.output().uses()
-    )
+    return node.outputsSize() == 1 and _needed_on_cpu(node.output())
+
+
+def _needed_on_cpu(value: torch._C.Value) -> bool:
+    return bool(value.uses()) and all(_needs_cpu(use.user, use.offset) for use in value.uses())
+
+
+def _needs_cpu(node: torch._C.Node, argument: int) -> bool:
+    if node.kind() == "aten::to":
+        return _needed_on_cpu(node.output())
+    if node.kind() == "aten::sort":  # pack_padded_sequence sorts the lengths, and moves the order to where x is
+        return _needed_on_cpu(node.outputsAt(0)) and all(_moves(use.user) for use in node.outputsAt(1).uses())
+    return (node.kind(), argument) in _NEEDS_CPU
+
+
+def _moves(node: torch._C.Node) -> bool:
+    return node.kind() == "aten::to" and any(isinstance(v.type(), torch._C.DeviceObjType) for v in node.inputs())
 
 
 def _at(node: torch._C.Node) -> str:

@@ -101,6 +101,17 @@ def test_a_scripted_branch_makes_its_tensors_where_the_inputs_lie(tmp_path):
     np.testing.assert_array_equal(got, [[1, 2, 3], [0, 0, 0], [1, 2, 3], [0, 0, 0], [1, 2, 3]])
 
 
+def moved_to(value: torch._C.Value) -> str:
+    """What gives the device of the last move on the tensor's way from the inputs, which is along first arguments."""
+    node = value.node()
+    while node.kind() != "prim::Param":
+        for given in node.inputs():
+            if isinstance(given.type(), torch._C.DeviceObjType):
+                return str(given.node()).partition(" = ")[2].partition("()")[0]
+        node = node.inputsAt(0).node()
+    return "where it was given"
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_an_operator_needs_on_the_cpu_stays_there(tmp_path):
     """pack_padded_sequence takes its lengths on the CPU only, wherever the rest lies."""
@@ -120,10 +131,10 @@ def test_what_an_operator_needs_on_the_cpu_stays_there(tmp_path):
         "x": {"shape": ["N", 5, 3]}, "lengths": {"shape": ["N"], "dtype": "int64", "values": [1, 5]},
     }  # fmt: skip
     program = captured(tmp_path, code, inputs, {"N": {"min": 1, "opt": 2, "max": 4}})
-    if isinstance(program, ScriptGraph):
-        text = str(program.module.graph)
-        assert "aten::cpu" in text or 'Device = prim::Constant[value="cpu"]' in text
-        assert devices.literals(program.module.graph) == []
+    assert isinstance(program, ScriptGraph) and devices.literals(program.module.graph) == []
+    (pack,) = (node for node in program.module.graph.nodes() if node.kind() == "aten::_pack_padded_sequence")
+    data, lengths = pack.inputsAt(0), pack.inputsAt(1)
+    assert moved_to(lengths) == 'prim::Constant[value="cpu"]' and moved_to(data) == "where it was given"
     lengths = np.array([3, 5, 1])
     x = np.random.default_rng(0).normal(size=(3, 5, 3)).astype(np.float32)
     got = run(program, x=x, lengths=lengths)["output"]
