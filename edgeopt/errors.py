@@ -25,6 +25,13 @@ A message says what happened, where (file, key, host), and what to do next.
 from __future__ import annotations
 
 INTERRUPTED = 130
+_LINE_CHARACTERS = 300
+
+
+def first_line(why: BaseException) -> str:
+    """The first line of an exception's message, its type where it has none; some libraries put a whole graph there."""
+    text = str(why).strip()
+    return text.splitlines()[0][:_LINE_CHARACTERS] if text else type(why).__name__
 
 
 class EdgeoptError(Exception):

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from edgeopt.backends.backend import precision_of
-from edgeopt.backends.onnx_file import first_line
-from edgeopt.errors import LoweringError
+from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import ExportedGraph, Program, ScriptGraph, Signature, graph
 from edgeopt.program.parts import parts_of
 from edgeopt.runtime import compare
@@ -19,6 +18,7 @@ from edgeopt.spec.manifest import Tolerance
 
 # Kernels add in another order than torch does: so much may a float output differ from the same graph's.
 FLOAT = Tolerance(max_abs=1e-3)
+OTHER_VALUES = "gives other values than the model"  # in the reason against a file whose answers are wrong
 # Rounding makes chaos: a shift by the fraction d of a quantization step moves about d of the values by a whole step,
 # which is sqrt(d) in the mean square, so that after a few layers the last bits of two engines differ like two draws of
 # rounding noise (MobileNetV2 at 7 bits: 15.3 dB between torch and onnxruntime, 14.1 dB of quantization noise). An
@@ -103,7 +103,7 @@ def require(
     for name, wanted in reference.items():
         reason = _difference(name, wanted, found[name], within)
         if reason:
-            raise LoweringError(f"the file gives other values than the model {words}: {reason}", where=file)
+            raise LoweringError(f"the file {OTHER_VALUES} {words}: {reason}", where=file)
 
 
 def _difference(name: str, reference: np.ndarray, value: np.ndarray, within: Tolerance) -> str | None:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import onnx
-import onnxruntime
 from torch.fx import Node
 
 from edgeopt.backends import onnx_export, torchscript
@@ -39,10 +37,6 @@ class Inside(Protocol):
     places: tuple[Place, ...]
 
     def exposed(self, places: Sequence[Place]) -> Program: ...
-
-    def values(self, places: Sequence[Place], inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the program itself gives there, operator by operator, by output name."""
-        ...
 
 
 def inside(program: Program) -> Inside | None:
@@ -74,10 +68,6 @@ class _Graph:
 
     def exposed(self, places: Sequence[Place]) -> Program:
         return intermediate.exposed(self._program, [self._nodes[place.name] for place in places])
-
-    def values(self, places: Sequence[Place], inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = intermediate.values(self._program, inputs, [place.name for place in places])
-        return {place.output: found[place.name] for place in places}
 
 
 def _live_floats(program: ExportedGraph) -> list[Node]:
@@ -123,12 +113,3 @@ class _Onnx:
         }
         changed = dataclasses.replace(signature, outputs=outputs, output_structure=structure)
         return dataclasses.replace(self._program, model=model, signature=changed)
-
-    def values(self, places: Sequence[Place], inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        model = self.exposed(places).model.SerializeToString()
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        names = [place.output for place in places]
-        return dict(zip(names, session.run(names, inputs), strict=True))

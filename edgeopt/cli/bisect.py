@@ -46,6 +46,7 @@ def bisect(
       edgeopt bisect --profile x86-cpu --inputs wrong.npz --until reoptimize
       edgeopt bisect digits.edgeopt --against jetson
     """
+    from edgeopt import digest
     from edgeopt.errors import ValidationError
     from edgeopt.flows.bisect import How, bisect, job_for
     from edgeopt.flows.bisect_candidate import Machine
@@ -62,7 +63,7 @@ def bisect(
     ):
         found = bisect(job, how, Machine(connection, python, Path(scratch), ctx.obj))
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found)))
+        click.echo(json.dumps(digest.finite(dataclasses.asdict(found)), allow_nan=False))
     else:
         for line in lines(found, against):
             click.echo(line)

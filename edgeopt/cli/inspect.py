@@ -126,6 +126,7 @@ def _write(found, path: Path) -> None:
     from edgeopt.errors import UsageError
     from edgeopt.flows.inspect import model_file, write_text
     from edgeopt.report import graph_draw
+    from edgeopt.spec.manifest import belongs_to
 
     suffix = path.suffix.lower()
     if suffix == ".txt":
@@ -136,7 +137,7 @@ def _write(found, path: Path) -> None:
                 raise UsageError(
                     f"{written.name} is a TorchScript file, not ONNX", where=f"--graph {path}", todo="copy the file"
                 )
-            for file in written.parent.glob(written.name + "*"):
+            for file in (f for f in written.parent.iterdir() if belongs_to(f.name, written.name)):
                 shutil.copy(file, path.with_name(path.name + file.name.removeprefix(written.name)))
     elif found.shown.walk is None:
         raise UsageError(

@@ -110,7 +110,7 @@ class Response:
 
 def environment(connection: Connection, *, python: str = "python3", timeout_s: float = 60) -> dict[str, Any]:
     """Facts of the device: Python, machine, CPU, memory, and the versions of the runtimes that it has."""
-    with _scratch(connection) as scratch:
+    with scratch_folder(connection) as scratch:
         runner = _put_runner(connection, scratch)
         done = connection.run([python, runner, "environment"], timeout_s=timeout_s, check=False)
         _check_status(done, connection, python)
@@ -133,7 +133,7 @@ def measure(
     Raises DeviceError where there is no such Python, the request is refused or nothing comes back in time;
     SpaceError where the device's disk is full; what the connection raises where it breaks.
     """
-    with _scratch(connection) as scratch:
+    with scratch_folder(connection) as scratch:
         runner = runner or _put_runner(connection, scratch)
         _put_json(connection, f"{scratch}/request.json", _encode(request, f"{scratch}/out"))
         argv = [python, runner, "run", f"{scratch}/request.json", f"{scratch}/response.json"]
@@ -167,7 +167,7 @@ def _encode(request: Request, out: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _scratch(connection: Connection) -> Iterator[str]:
+def scratch_folder(connection: Connection) -> Iterator[str]:
     """A temporary folder on the device with an empty `out` in it, removed at the end."""
     made = connection.run(["mktemp", "-d"], check=False)
     if made.status != 0:

@@ -9,25 +9,22 @@ further outputs of its file, a few in each round, until the first wrong one stan
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from edgeopt.errors import ArtifactError, DataError, EdgeoptError, ModelError, UsageError
-from edgeopt.flows.bisect_candidate import Culprit, Machine, first_place, outputs, run_in
+from edgeopt import digest
+from edgeopt.errors import ArtifactError, EdgeoptError, UsageError
+from edgeopt.flows.bisect_calls import Call, Tensors, calls_of
+from edgeopt.flows.bisect_candidate import Culprit, Machine, first_place, outputs
 from edgeopt.flows.build import WORKDIR, workdir_lock
 from edgeopt.flows.project import find_project
 from edgeopt.pipeline import op_files
-from edgeopt.pipeline.cache import StageCache, link_or_copy
+from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys
-from edgeopt.ports.local import LocalConnection
 from edgeopt.progress import Progress, log
 from edgeopt.runtime.artifact import Artifact
 from edgeopt.runtime.compare import Error, output_errors, reasons_against
@@ -38,8 +35,6 @@ from edgeopt.spec.profile import load_profile
 MAX_ABS = 1e-3  # of a float point; what a float candidate may differ by too
 SQNR_DB = 20.0  # of an integer point, as the gates ask without an evaluate
 STAGES = ("optimize", "reoptimize")
-
-Tensors = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -56,15 +51,6 @@ class How:
     kept: bool = False
     candidate: str | None = None
     max_abs: float | None = None
-
-
-@dataclass(frozen=True)
-class Call:
-    """Inputs, the right answer to them, and which call it is in words."""
-
-    words: str
-    inputs: Tensors
-    wanted: Tensors
 
 
 @dataclass(frozen=True)
@@ -99,6 +85,30 @@ class _Point:
     name: str
     program: Any
     setting: str = ""
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The build's stages as they are stored: what is made after a pass that every build drops has keys of its own."""
+
+    job: Job
+    cache: StageCache
+    keys: dict[str, str]
+
+    @classmethod
+    def of(cls, job: Job, how: How) -> _Stages:
+        keys = stage_keys(job)
+        if how.kept:
+            keys = {name: key if name == "capture" else digest.of_value(["kept", key]) for name, key in keys.items()}
+        return cls(job, StageCache(job.workdir / "cache"), keys)
+
+    def run(self, name: str, program: Any) -> tuple[Any, Any]:
+        """The stage's program and record."""
+        from edgeopt.pipeline.stages import STAGES as TABLE
+        from edgeopt.pipeline.stages import run_stage
+
+        stage = next(stage for stage in TABLE if stage.name == name)
+        return run_stage(stage, program, self.job, self.cache, self.keys[name])
 
 
 def job_for(
@@ -142,18 +152,20 @@ def bisect(job: Job, how: How, machine: Machine) -> Finding:
     if how.until not in STAGES:
         raise UsageError(f"'{how.until}' is no stage to follow", where="--until", todo="one of: " + ", ".join(STAGES))
     op_files.check(job)
+    machine.connection.run(["true"])  # a device that cannot be reached is told before the work begins
     with workdir_lock(job.workdir):
         return _bisect(job, how, machine)
 
 
 def _bisect(job: Job, how: How, machine: Machine) -> Finding:
-    points, dropped = _points(job, how)
-    calls = _calls(points[0].program, job, how, machine)
+    stages = _Stages.of(job, how)
+    points, dropped = _points(stages, how)
+    calls = calls_of(points[0].program, job, machine, given=how.inputs, against=how.against)
     seen: dict[str, Tried] = {}
     bad = _first_bad(points, partial(_try_point, calls=calls, how=how, seen=seen))
     words = tuple(call.words for call in calls)
     if bad is None:
-        found = _first_bad_candidate(points, calls, job, how, machine, seen)
+        found = _first_bad_candidate(points, calls, stages, how, machine, seen)
     elif bad == 0:
         note = "the model itself gives other answers than the artifact" if how.against else "the capture is at fault"
         found = Finding((), words, points[0].name, note=note)
@@ -165,22 +177,19 @@ def _bisect(job: Job, how: How, machine: Machine) -> Finding:
     return Finding(tried, words, found.first, found.culprit, found.note, found.setting, dropped)
 
 
-def _points(job: Job, how: How) -> tuple[list[_Point], tuple[tuple[str, str], ...]]:
+def _points(stages: _Stages, how: How) -> tuple[list[_Point], tuple[tuple[str, str], ...]]:
     """The programs of the build in order, and the passes that it drops."""
-    from edgeopt.pipeline.stages import STAGES as TABLE
-    from edgeopt.pipeline.stages import followed, run_stage
+    from edgeopt.pipeline.stages import followed
 
-    cache, keys = StageCache(job.workdir / "cache"), stage_keys(job)
-    by_name = {stage.name: stage for stage in TABLE}
-    captured, _ = run_stage(by_name["capture"], None, job, cache, keys["capture"])
-    points, records = [_Point("capture", captured)], []
-    program = captured
+    job = stages.job
+    program, _ = stages.run("capture", None)
+    points, records = [_Point("capture", program)], []
     for name in ("optimize", "reoptimize") if how.until == "reoptimize" else ("optimize",):
         if name == "reoptimize":
             for step in ("qat", "quantize"):
-                program, _ = run_stage(by_name[step], program, job, cache, keys[step])
+                program, record = stages.run(step, program)
             if not getattr(program, "integer", False):
-                log.warning("there is no integer program: %s", by_name["quantize"].declines(program, job))
+                log.warning("there is no integer program: %s", record.skipped)
                 break
             points.append(_Point("quantize", program, "profile.precision.allowed=[fp32]"))
 
@@ -191,54 +200,6 @@ def _points(job: Job, how: How) -> tuple[list[_Point], tuple[tuple[str, str], ..
         program, found = followed(name, program, job, watch=watch, verified=not how.kept)
         records += [(f"{name}/{r.name}", r.reason) for r in found if r.status == "dropped"]
     return points, tuple(records)
-
-
-def _calls(captured: Any, job: Job, how: How, machine: Machine) -> list[Call]:
-    """The user's call, else the reference's and some of other sizes and values, each with the right answer."""
-    from edgeopt.backends.equality import cases
-    from edgeopt.capture.capture import unoptimised
-
-    if how.inputs is not None:
-        asked = [(how.inputs.name, _read_inputs(how.inputs, captured.signature))]
-    else:
-        asked = [(case.words, case.inputs) for case in cases(captured)]
-    if how.against is not None:
-        answers = _answers_of(how.against, [inputs for _, inputs in asked], machine)
-        return [Call(words, inputs, answer) for (words, inputs), answer in zip(asked, answers, strict=True)]
-    model, calls = unoptimised(job.project), []
-    for words, inputs in asked:
-        try:
-            calls.append(Call(words, inputs, model.answer(inputs).outputs))
-        except ModelError:
-            if how.inputs is not None:
-                raise
-            log.debug("the model does not take synthetic inputs %s", words)
-    return calls
-
-
-def _read_inputs(path: Path, signature: Any) -> Tensors:
-    from edgeopt.pipeline.predict import checked
-
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            given = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError) as why:
-        raise DataError(
-            f"the inputs cannot be read: {why}", where=str(path), todo="write them with numpy.savez(FILE, name=array)"
-        ) from why
-    return checked(given, signature)
-
-
-def _answers_of(artifact: Artifact, asked: Sequence[Tensors], machine: Machine) -> list[Tensors]:
-    """What the artifact's chosen candidate gives on this machine."""
-    manifest, selection = artifact.manifest, artifact.selection()
-    candidate = manifest.candidate(selection.candidate) if selection else manifest.candidates[0]
-    here = replace(machine, connection=LocalConnection(), python=sys.executable)
-    interface = (manifest.inputs, manifest.outputs, manifest.op_libraries)
-    with tempfile.TemporaryDirectory(dir=machine.scratch) as folder:
-        for name in manifest.files:
-            link_or_copy(artifact.path(name), Path(folder) / name)
-        return run_in(Path(folder), candidate, interface, asked, here)
 
 
 def _first_bad(points: Sequence[_Point], good: Callable[[_Point], bool]) -> int | None:
@@ -315,14 +276,15 @@ def _inside_a_pass(before: _Point, after: _Point, call: Call, how: How) -> Findi
 
 
 def _first_bad_candidate(
-    points: list[_Point], calls: list[Call], job: Job, how: How, machine: Machine, seen: dict[str, Tried]
+    points: list[_Point], calls: list[Call], stages: _Stages, how: How, machine: Machine, seen: dict[str, Tried]
 ) -> Finding:
     """The first candidate that parts from its own program, opened."""
+    job = stages.job
     last_float = [p for p in points if not getattr(p.program, "integer", False)][-1]
     lowered = [last_float] + ([points[-1]] if points[-1] is not last_float else [])
     chosen = 0
     for point in lowered:
-        for candidate in _candidates(point, job, machine.scratch):
+        for candidate in _candidates(point, stages, machine.scratch):
             if how.candidate not in (None, candidate.name):
                 continue
             chosen += 1
@@ -350,19 +312,19 @@ def _run_candidate(program: Any, candidate: Candidate, job: Job, machine: Machin
     return outputs(program, candidate, job.profile, call.inputs, machine)
 
 
-def _candidates(point: _Point, job: Job, scratch: Path) -> list[Candidate]:
+def _candidates(point: _Point, stages: _Stages, scratch: Path) -> list[Candidate]:
     """What the backends of the profile would ship; one whose file was refused for its answers is among them."""
+    from edgeopt.backends.equality import OTHER_VALUES
     from edgeopt.pipeline import lowering
 
-    cache, key = StageCache(job.workdir / "cache"), stage_keys(job)
     stage = "reoptimize" if getattr(point.program, "integer", False) else "optimize"
     folder = scratch / f"lowered-{stage}"
     folder.mkdir(exist_ok=True)
-    found = lowering.lower(point.program, job, cache, f"bisect {key[stage]} {point.name}", folder)
+    found = lowering.lower(point.program, stages.job, stages.cache, f"bisect {stages.keys[stage]} {point.name}", folder)
     refused = []
     for refusal in found.refused:
         runtime, _, precision = refusal.candidate.rpartition("-")
-        if "gives other values" in refusal.reason and runtime in ("onnxruntime", "torchscript"):
+        if OTHER_VALUES in refusal.reason and runtime in ("onnxruntime", "torchscript"):
             refused.append(Candidate(name=refusal.candidate, runtime=runtime, precision=precision, file="refused"))
         else:
             log.info("%s is left out: %s", refusal.candidate, refusal.reason)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeopt.device.runner import Request, measure
+from edgeopt.device.runner import Request, measure, scratch_folder
 from edgeopt.errors import DeviceError, EdgeoptError
 from edgeopt.pipeline import op_files
 from edgeopt.ports.connection import Connection
@@ -107,26 +108,18 @@ def run_in(
         return [response.outputs(candidate.name, feed) for feed in feeds]
 
 
-class _there:
+@contextlib.contextmanager
+def _there(connection: Connection, folder: Path) -> Iterator[str]:
     """The folder's path on the machine: itself here, a copy that goes afterwards elsewhere."""
-
-    def __init__(self, connection: Connection, folder: Path):
-        self._connection, self._folder = connection, folder
-        self._copied: str | None = None
-
-    def __enter__(self) -> str:
-        if isinstance(self._connection, LocalConnection):
-            return str(self._folder)
-        self._copied = self._connection.run(["mktemp", "-d"]).text
-        for path in sorted(p for p in self._folder.rglob("*") if p.is_file()):
-            inner = path.relative_to(self._folder)
-            self._connection.run(["mkdir", "-p", f"{self._copied}/{inner.parent.as_posix()}"])
-            self._connection.put(path, f"{self._copied}/{inner.as_posix()}")
-        return self._copied
-
-    def __exit__(self, *why: object) -> None:
-        if self._copied is not None:
-            self._connection.run(["rm", "-rf", "--", self._copied], check=False)
+    if isinstance(connection, LocalConnection):
+        yield str(folder)
+        return
+    with scratch_folder(connection) as copy:
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            inner = path.relative_to(folder)
+            connection.run(["mkdir", "-p", f"{copy}/{inner.parent.as_posix()}"])
+            connection.put(path, f"{copy}/{inner.as_posix()}")
+        yield copy
 
 
 def first_place(
@@ -137,6 +130,7 @@ def first_place(
     The values are searched in rounds, each over a few of those between the last right and the first wrong one.
     """
     from edgeopt.backends.inside import inside
+    from edgeopt.pipeline.predict import predictor
 
     opened = inside(program)
     if opened is None:
@@ -151,10 +145,10 @@ def first_place(
             found = outputs(shown, candidate, profile, inputs, machine)
         except EdgeoptError as why:
             return _culprit(wrong), f"between two rounds the file could not be run: {why.what}"
-        wanted = opened.values(places, inputs)
+        wanted = predictor(shown)(inputs)
         first = next((i for i, place in zip(chosen, places, strict=True) if _wrong(place, wanted, found, within)), None)
         if first is None:
-            if wrong is None and not _outputs_wrong(program, found, inputs, within):
+            if wrong is None and not _outputs_wrong(program, wanted, found, within):
                 return None, _fused(opened.places[low + 1 : high])
             low = chosen[-1]
             continue
@@ -179,12 +173,12 @@ def _wrong(place: Any, wanted: Tensors, found: Tensors, within: Tolerance) -> bo
     return there.shape != here.shape or differs(there, here, within) is not None
 
 
-def _outputs_wrong(program: Any, found: Tensors, inputs: Tensors, within: Tolerance) -> bool:
-    from edgeopt.pipeline.predict import predictor
+def _outputs_wrong(program: Any, wanted: Tensors, found: Tensors, within: Tolerance) -> bool:
     from edgeopt.runtime.compare import output_errors, reasons_against
 
-    wanted = predictor(program)(inputs)
-    return bool(reasons_against(output_errors([wanted], [{name: found[name] for name in wanted}]), within))
+    names = program.signature.output_names
+    right, there = ({name: values[name] for name in names} for values in (wanted, found))
+    return bool(reasons_against(output_errors([right], [there]), within))
 
 
 def _culprit(wrong: tuple[Any, Any, Any] | None) -> Culprit | None:

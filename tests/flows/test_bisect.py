@@ -155,14 +155,35 @@ def test_a_runtime_with_a_wrong_kernel_is_opened(job, here, faulty_python):
     _check_relu(bisect(job, How(candidate="onnxruntime-fp32"), machine), "this machine")
 
 
-def test_a_device_with_a_wrong_kernel_is_opened_over_ssh(job, here, faulty_python, sshd, ssh_config):
+def _made_on(monkeypatch, connection):
+    """The folders and files that are made on the device over this connection from now on."""
+    made, run, put = [], connection.run, connection.put
+
+    def recorded_run(argv, **how):
+        done = run(argv, **how)
+        if argv[0] == "mktemp":
+            made.append(done.text)
+        return done
+
+    def recorded_put(local, remote, **how):
+        made.append(remote)
+        return put(local, remote, **how)
+
+    monkeypatch.setattr(connection, "run", recorded_run)
+    monkeypatch.setattr(connection, "put", recorded_put)
+    return made
+
+
+def test_a_device_with_a_wrong_kernel_is_opened_over_ssh(monkeypatch, job, here, faulty_python, sshd, ssh_config):
     from edgeopt.ports.connect import connect
 
     with connect("device", config=ssh_config(sshd)) as connection:
+        made = _made_on(monkeypatch, connection)
         machine = Machine(connection, str(faulty_python), here.scratch)
-        before = connection.run(["sh", "-c", "ls -d /tmp/tmp.*"], check=False).text
         found = bisect(job, How(candidate="onnxruntime-fp32"), machine)
-        assert connection.run(["sh", "-c", "ls -d /tmp/tmp.*"], check=False).text == before  # nothing is left there
+        assert {"model.onnx", "feeds.bin", "request.json"} <= {path.rpartition("/")[2] for path in made}
+        left = [path for path in made if connection.run(["test", "-e", path], check=False).status == 0]
+        assert left == []
     _check_relu(found, connection.label)
     assert "wanted" in "\n".join(lines(found, "device"))
 
@@ -179,6 +200,16 @@ def test_a_wrong_pass_after_quantization_is_found(monkeypatch, job, here):
     monkeypatch.setattr(table, "PASSES", (*PASSES, Pass("negates", "integer", "node", _negates)))
     found = bisect(job, How(until="reoptimize", kept=True), here)
     assert found.first == "reoptimize/negates" and found.culprit.operator == "aten.neg"
+
+
+def test_what_a_kept_wrong_pass_leads_to_is_not_what_a_build_finds_stored(monkeypatch, here, tmp_path):
+    own = write_project(tmp_path / "bars", without=("train", "loss", "qat", "evaluate"))
+    job = job_for(None, "x86-cpu", str(own), (), SILENT)
+    with monkeypatch.context() as patched:
+        _with_pass(patched, Pass("negates", "float", "node", _negates))
+        found = bisect(job, How(until="reoptimize", kept=True), here)
+        assert found.first == "optimize/negates"
+    assert bisect(job, How(until="reoptimize", candidate="onnxruntime-int8"), here).first is None
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +238,13 @@ def test_an_artifact_is_the_truth_and_another_model_is_told(artifact, project, h
 
 
 def test_the_command_says_what_it_found_and_leaves_by_its_status(artifact, large):
-    done = run_edgeopt("bisect", str(artifact), "--candidate", "torchscript-fp32", "--json")
+    of_artifact = ("--against", str(artifact), "--tolerance", "0.1")  # an int8 candidate may be the chosen one
+    done = run_edgeopt("bisect", str(artifact), "--until", "reoptimize", *of_artifact, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["first"] is None
+    found = json.loads(done.stdout, parse_constant=pytest.fail)  # Infinity is no JSON
+    assert found["first"] is None
+    same = [tried for tried in found["tried"] if tried["max_abs"] == 0]
+    assert same and all(tried["sqnr_db"] is None for tried in same)  # the candidate that the artifact itself runs
     tight = run_edgeopt("bisect", str(artifact), "--inputs", str(large), "--tolerance", "1e-12")
     assert tight.returncode == 16, tight.stderr
     assert "first wrong: " in tight.stdout and "leave it out with  --set " in tight.stdout
