@@ -17,9 +17,8 @@ import onnxscript
 import torch
 from google.protobuf import text_format
 
-from edgeopt.backends.onnx_file import first_line
 from edgeopt.backends.opset_rewrites import nodes_of
-from edgeopt.errors import LoweringError, ModelError
+from edgeopt.errors import LoweringError, ModelError, first_line
 from edgeopt.ports import op_library, user_code
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, foreign, own_operators
 from edgeopt.program.custom_ops import CustomOps

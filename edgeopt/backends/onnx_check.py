@@ -11,8 +11,7 @@ import onnxruntime
 
 from edgeopt.backends import equality
 from edgeopt.backends.backend import precision_of
-from edgeopt.backends.onnx_file import first_line
-from edgeopt.errors import LoweringError
+from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import OnnxGraph, Program
 
 

@@ -7,12 +7,9 @@ is read back, checked, and run in onnxruntime against the program.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import logging
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -22,12 +19,14 @@ from edgeopt import digest
 from edgeopt.backends import custom_ops, onnx_check, onnx_file, onnx_legacy, opset, parts, torchscript
 from edgeopt.backends.backend import disk_full, precision_of
 from edgeopt.backends.onnx_file import OnnxFile
-from edgeopt.errors import LoweringError
+from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, Signature, graph, written_out
+from edgeopt.program.tracing import quiet
 from edgeopt.progress import log
 
 # torch 2.11 to 2.13: its operators are written for 18, and 20 is what it gives when it is not asked.
 EXPORTER_OLDEST, EXPORTER_NEWEST = 18, 20
+_LOGGERS = ("torch.onnx", "onnx_ir")  # they tell of absent torchvision, deprecations, versions to convert
 _FILE_NAMES = {"fp32": "float.onnx", "fp16": "float16.onnx", "bf16": "bfloat16.onnx", "int8": "int8.onnx"}
 
 
@@ -113,7 +112,7 @@ def _by_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
     program = written_out.for_onnx(program, opset_max)
     exported = _exported(program)
     table = custom_ops.translations(program) | parts.translations(program)
-    with _quiet():
+    with quiet(*_LOGGERS):
         try:
             written = torch.onnx.export(
                 exported,
@@ -132,7 +131,7 @@ def _by_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
 def _by_legacy_exporter(program: ExportedGraph | ScriptGraph, opset_max: int) -> onnx.ModelProto:
     version = min(opset_max, onnx_legacy.NEWEST)
     program = written_out.for_onnx(program, version) if isinstance(program, ExportedGraph) else program
-    with _quiet():
+    with quiet(*_LOGGERS):
         try:
             return onnx_legacy.exported(program, version)
         except LoweringError:
@@ -143,12 +142,10 @@ def _by_legacy_exporter(program: ExportedGraph | ScriptGraph, opset_max: int) ->
 
 def _exported(program: ExportedGraph) -> torch.export.ExportedProgram:
     try:
-        with _quiet():
+        with quiet(*_LOGGERS):
             return graph.export(program)
     except Exception as why:
-        raise LoweringError(
-            f"the graph cannot be exported again with its dynamic axes: {onnx_file.first_line(why)}"
-        ) from why
+        raise LoweringError(f"the graph cannot be exported again with its dynamic axes: {first_line(why)}") from why
 
 
 def _culprit(why: BaseException) -> str:
@@ -164,7 +161,7 @@ def _culprit(why: BaseException) -> str:
         found = re.search(r"op='([\w.:]+)'|operator '([\w.:]+)'", text)
         if found:
             return f"the operator '{found.group(1) or found.group(2)}'"
-    return f"this graph: {onnx_file.first_line(why)}"
+    return f"this graph: {first_line(why)}"
 
 
 def _digest(program: Program) -> str:
@@ -186,19 +183,3 @@ def _digest(program: Program) -> str:
 
 def _signature_text(signature: Signature) -> str:
     return repr((signature.inputs, signature.outputs, sorted(signature.axes.items())))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporters' notes kept off the user's screen: absent torchvision, deprecations, versions to convert."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

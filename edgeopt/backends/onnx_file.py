@@ -9,13 +9,12 @@ import onnx
 from onnx import TensorProto
 
 from edgeopt import digest
-from edgeopt.errors import LoweringError
+from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import Signature
 from edgeopt.spec.manifest import TensorSpec
 
 # Protobuf refuses messages of 2 GiB and more; the margin is for the graph around the weights.
 INLINE_LIMIT_BYTES = (1 << 31) - (1 << 24)
-_LINE_CHARACTERS = 300
 
 _DTYPES = {
     TensorProto.DOUBLE: "float64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16",
@@ -121,12 +120,6 @@ def check_interface(file: OnnxFile, signature: Signature) -> None:
 def digest_of(model: onnx.ModelProto) -> str:
     """sha256 of a model in memory."""
     return digest.of_bytes(model.SerializeToString(deterministic=True))
-
-
-def first_line(why: BaseException) -> str:
-    """The first line of an exception's message, for messages of our own; some exporters put a whole graph there."""
-    text = str(why).strip()
-    return text.splitlines()[0][:_LINE_CHARACTERS] if text else type(why).__name__
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:

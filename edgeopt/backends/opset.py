@@ -11,9 +11,9 @@ from __future__ import annotations
 import onnx
 from onnx import inliner, version_converter
 
-from edgeopt.backends.onnx_file import first_line, opset_of
+from edgeopt.backends.onnx_file import opset_of
 from edgeopt.backends.opset_rewrites import REWRITES, Context, constants_of, drop_unused, nodes_of
-from edgeopt.errors import LoweringError
+from edgeopt.errors import LoweringError, first_line
 
 OLDEST = 13  # what TensorRT 8.0 to 8.2 parse; a target that reads less has no backend here
 _REWRITTEN_FROM = 18

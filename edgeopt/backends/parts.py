@@ -7,7 +7,7 @@ on other values of their sizes, so that branches go both ways, before it is put 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from edgeopt.backends import equality, onnx_legacy
-from edgeopt.backends.onnx_file import first_line, opset_of
-from edgeopt.errors import LoweringError
+from edgeopt.backends.onnx_file import opset_of
+from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import ExportedGraph
+from edgeopt.program.onnx_walk import bodies
 from edgeopt.program.parts import NAMESPACE, Part, parts_of, register, variants
 
 _TYPES = {
@@ -158,7 +159,7 @@ class _Placing:
     def place(self, graph: GraphProto) -> None:
         nodes: list[NodeProto] = []
         for node in graph.node:
-            for inner in _subgraphs(node):
+            for inner in bodies(node):
                 self.place(inner)
             nodes += self._inside(node) if node.domain == NAMESPACE else [node]
         del graph.node[:]
@@ -202,13 +203,5 @@ def _rename(graph: GraphProto, name: Callable[[str], str]) -> None:
         node.name = name(node.name) if node.name else ""
         node.input[:] = [name(each) if each else "" for each in node.input]
         node.output[:] = [name(each) if each else "" for each in node.output]
-        for inner in _subgraphs(node):
+        for inner in bodies(node):
             _rename(inner, name)
-
-
-def _subgraphs(node: NodeProto) -> Iterable[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs

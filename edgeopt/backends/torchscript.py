@@ -18,8 +18,7 @@ import torch
 
 from edgeopt.backends import custom_ops, script_file, script_reload, script_source
 from edgeopt.backends.backend import Lowered, disk_full, precision_of, refusal
-from edgeopt.backends.onnx_file import first_line
-from edgeopt.errors import LoweringError
+from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, devices
 from edgeopt.spec.jetpack import version_tuple
 from edgeopt.spec.manifest import Candidate

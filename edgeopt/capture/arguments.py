@@ -20,7 +20,7 @@ from edgeopt.spec.input_tree import Tree, has_parts, input_tree, is_sequence
 from edgeopt.spec.values import did_you_mean
 
 Path = tuple[str, ...]
-_ANYTHING = (inspect.Parameter.empty, Any, object)
+_ANYTHING = (Any, object)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def named_parts(name: str, said: Any) -> list[str]:
     return [part for key, type_ in below for part in named_parts(f"{name}.{key}", type_)]
 
 
-def annotations_of(forward: Callable[..., Any], *, where: str) -> Callable[[str], Any]:
+def annotations_of(forward: Callable[..., Any]) -> Callable[[str], Any]:
     """The annotation of a parameter of a Python forward, text resolved to types."""
     plain = inspect.unwrap(forward)
     scope = getattr(plain, "__globals__", {})
@@ -129,19 +129,14 @@ def _node(tree: Tree | int, said: Any, path: Path, makers: dict[Path, Any], wher
             "define the class at the top of the model's file, not inside a function or under TYPE_CHECKING",
         )  # fmt: skip
     options = _members(said)
-    if not options or any(option in _ANYTHING or isinstance(option, typing.TypeVar) for option in options):
-        return _plain(tree, path, makers, where)
     make = _sequence if is_sequence(tree) else _named
+    if not options or any(option in _ANYTHING or isinstance(option, typing.TypeVar) for option in options):
+        return make(tree, tuple if is_sequence(tree) else dict, path, makers, where)
     fitting = next((option for option in options if _takes(option, is_sequence(tree))), None)
     if fitting is None:
         raise _refused(path, f"is {_words(options)}, and the project names its parts as {_parts(tree)}", where,
                        _advice(options, path))  # fmt: skip
     return make(tree, fitting, path, makers, where)
-
-
-def _plain(tree: Tree, path: Path, makers: dict[Path, Any], where: str) -> dict[str, Any]:
-    make = _sequence if is_sequence(tree) else _named
-    return make(tree, tuple if is_sequence(tree) else dict, path, makers, where)
 
 
 def _sequence(tree: Tree, said: Any, path: Path, makers: dict[Path, Any], where: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _load(project: Project) -> tuple[Eager, tuple[Way, ...]]:
     else:
         module = load_module(project)
         where = f"{project.model}, {type(module).__name__}"
-        given, annotation = inputs.parameters(module.forward), annotations_of(module.forward, where=where)
+        given, annotation = inputs.parameters(module.forward), annotations_of(module.forward)
     inputs.check_parameters(given, specs, where=where)
     reach = arguments(given, [spec.name for spec in specs], annotation, where=where)
     ways = _FILE_WAYS if project.kind == "torchscript" else _MODULE_WAYS

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,8 @@ from edgeopt import digest
 from edgeopt.capture import state
 from edgeopt.capture.arguments import Arguments
 from edgeopt.errors import CaptureError, EdgeoptError, ModelError
-from edgeopt.ports.user_code import user_line
+from edgeopt.ports import user_code
+from edgeopt.program.tracing import plain_attention
 from edgeopt.runtime import structure
 from edgeopt.spec.manifest import DTYPE_BYTES, TensorSpec
 
@@ -60,17 +58,6 @@ class Answer:
     wrote_inputs: bool
 
 
-@contextlib.contextmanager
-def plain_attention() -> Iterator[None]:
-    """Without torch's fused inference kernel of nn.MultiheadAttention, which no exporter or other runtime knows."""
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was)
-
-
 def call(model: Eager, inputs: dict[str, np.ndarray], *, module: nn.Module | None = None, seed: int = 0) -> Answer:
     """The model's answer to named inputs, which are copied, so that a model which writes to them changes nothing.
 
@@ -89,7 +76,7 @@ def call(model: Eager, inputs: dict[str, np.ndarray], *, module: nn.Module | Non
         shapes = ", ".join(f"{k} {list(v.shape)} {v.dtype}" for k, v in inputs.items())
         raise ModelError(
             f"the model fails on {shapes}: {type(why).__name__}: {why}",
-            where=user_line(why, model.folder) or "the model's forward",
+            where=user_code.user_line(why, model.folder) or "the model's forward",
             todo="correct the model, or the shapes, axes and values of 'inputs' in the project",
         ) from why  # fmt: skip
     wrote = any(not np.array_equal(tensors[n].numpy(), a, equal_nan=a.dtype.kind == "f") for n, a in inputs.items())
@@ -212,11 +199,7 @@ class _RandomCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _line(self) -> str:
-        for frame in reversed(traceback.extract_stack()):
-            path = Path(frame.filename)
-            if self.folder in path.parents and "site-packages" not in path.parts:
-                return f"{path.relative_to(self.folder)}, line {frame.lineno}"
-        return "the model's forward"
+        return user_code.calling_line(self.folder) or "the model's forward"
 
 
 def _random_call(model: Eager, inputs: dict[str, np.ndarray]) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -17,10 +15,11 @@ from torch import nn
 from torch.utils._sympy.functions import Mod
 
 from edgeopt.capture.declined import Declined, first_line
-from edgeopt.capture.eager import Eager, plain_attention
+from edgeopt.capture.eager import Eager
 from edgeopt.capture.flat import flat
 from edgeopt.ports.user_code import user_line
 from edgeopt.program import ExportedGraph, Signature, graph
+from edgeopt.program.tracing import plain_attention, quiet
 
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
@@ -67,21 +66,8 @@ def of_module(module: nn.Module, model: Eager, signature: Signature, seed: int) 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what export prints and logs of a failure: the exception says it, and we pass that on."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    were = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, was in zip(loggers, were, strict=True):
-            logger.disabled = was
+    with quiet(*_LOGGERS), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _reason(why: BaseException) -> str:

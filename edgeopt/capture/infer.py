@@ -152,7 +152,7 @@ def _of_factory(model: str, folder: Path) -> Inferred:
     if callable(beside):
         given = user_code.call(beside, key="example_inputs", base=folder)
         return dataclasses.replace(_of_examples(given, [p.name for p in named], required), optional=optional)
-    annotation = annotations_of(module.forward, where=model)
+    annotation = annotations_of(module.forward)
     parts = [part for name in required for part in named_parts(name, annotation(name))]
     if len(required) == 1 and parts == required:
         return dataclasses.replace(_of_first_layer(module, required[0]), optional=optional)

@@ -7,7 +7,6 @@ a wrong one is a wrong program on the device. Each operator that the model calls
 from __future__ import annotations
 
 import re
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from edgeopt.capture import eager
 from edgeopt.capture.declined import first_line
 from edgeopt.capture.eager import Eager
 from edgeopt.errors import CaptureError
+from edgeopt.ports import user_code
 from edgeopt.program.own_operators import is_own
 
 _SHOWN = 300
@@ -74,11 +74,7 @@ class _Recorder(TorchDispatchMode):
         return returned
 
     def _line(self) -> str:
-        for frame in reversed(traceback.extract_stack()):
-            path = Path(frame.filename)
-            if self.folder in path.parents and "site-packages" not in path.parts:
-                return f"{path.relative_to(self.folder)}, line {frame.lineno}"
-        return "the model's forward"
+        return user_code.calling_line(self.folder) or "the model's forward"
 
 
 def _check_fake(call: _Call) -> None:

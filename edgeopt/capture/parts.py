@@ -24,7 +24,8 @@ from edgeopt.capture.eager import Eager
 from edgeopt.capture.export import lost_axis, of_module, time_axis
 from edgeopt.capture.flat import flat
 from edgeopt.capture.parts_calls import Key, Recorded, flatten, rebuild, record, replace_forward
-from edgeopt.program import ExportedGraph, Signature
+from edgeopt.program import ExportedGraph, Signature, graph
+from edgeopt.program.node_words import is_item
 from edgeopt.program.parts import Part, part_of, register
 
 _MOST_EXPORTS = 32  # each finds one more module that export cannot take
@@ -180,11 +181,10 @@ def _is_container(module: nn.Module) -> bool:
 
 def _checked(program: ExportedGraph, kept: dict[str, Kept]) -> ExportedGraph:
     """The program without what only its parts read, and with notes; Declined where nothing but parts is left."""
-    graph = program.module.graph
-    calls = [node for node in graph.nodes if node.op == "call_function"]
+    calls = [node for node in program.module.graph.nodes if node.op == "call_function"]
     if not any(part_of(node) for node in calls):
         raise Declined("no module was found that export cannot take")
-    if all(part_of(node) or getattr(node.target, "__name__", "") == "getitem" for node in calls):
+    if all(part_of(node) or is_item(node) for node in calls):
         raise Declined("the scripted part would be the whole model")
     _drop_unread(program.module)
     notes = [f"kept as TorchScript in the graph: '{path}' ({each.kind}): {each.why}" for path, each in kept.items()]
@@ -197,8 +197,4 @@ def _drop_unread(module: torch.fx.GraphModule) -> None:
         if node.op == "get_attr" and not node.users:
             module.graph.erase_node(node)
     module.recompile()
-    read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
-    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    for name in {name for name, _ in tensors} - read:
-        path, _, leaf = name.rpartition(".")
-        delattr(module.get_submodule(path), leaf)
+    graph.remove_unused(module)

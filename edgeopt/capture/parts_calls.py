@@ -15,6 +15,7 @@ from edgeopt.capture import script
 from edgeopt.capture.declined import Declined
 from edgeopt.capture.eager import Eager, call
 from edgeopt.errors import ModelError
+from edgeopt.program.reexport import equal
 
 # ('tensor', index, dtype, rank), ('constant', value, type), ('tuple' or 'list', items), ('dict', ((key, item), ...))
 Key = tuple
@@ -83,7 +84,7 @@ def source(takes: Key, gives: Key, *, copied: bool) -> str:
     `copied` where what the module returns may share memory with what it was given.
     """
     args, kwargs = takes[1]
-    count = sum(1 for _ in _tensors(takes))
+    count = sum(1 for _ in _paths(takes, ""))
     passed = [_text(item) for item in args[1]] + [f"{name}={_text(item)}" for name, item in kwargs[1]]
     returned = "".join(f"{path}{'.clone()' if copied else ''}, " for path in _paths(gives, "out"))
     names = ", ".join(["self", *(f"x{i}" for i in range(count))])
@@ -113,18 +114,6 @@ def _paths(key: Key, path: str) -> Iterator[str]:
     elif kind != "constant":
         for i, item in enumerate(inner):
             yield from _paths(item, f"{path}[{i}]")
-
-
-def _tensors(key: Key) -> Iterator[Key]:
-    kind, inner = key[:2]
-    if kind == "tensor":
-        yield key
-    elif kind == "dict":
-        for _, item in inner:
-            yield from _tensors(item)
-    elif kind != "constant":
-        for item in inner:
-            yield from _tensors(item)
 
 
 def record(model: Eager, paths: Iterable[str], tried: list[dict[str, np.ndarray]]) -> dict[str, list[Recorded]]:
@@ -173,15 +162,7 @@ def _listening(forward: Callable[..., Any], found: list[Recorded]) -> Callable[.
             found.append(Recorded(declined=why.reason))
             return returned
         after = tuple(t.detach().clone() for t in outputs)
-        found.append(Recorded(takes, before, gives, after, differ(before, inputs)))
+        found.append(Recorded(takes, before, gives, after, not equal(before, inputs)))
         return returned
 
     return listening
-
-
-def differ(before: Iterable[torch.Tensor], after: Iterable[torch.Tensor]) -> bool:
-    """Whether any tensor was written to; NaN equals NaN."""
-    return any(
-        a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point())
-        for a, b in zip(before, after, strict=True)
-    )

@@ -13,10 +13,12 @@ from torch import nn
 from edgeopt import digest
 from edgeopt.capture import guard, script
 from edgeopt.capture.declined import Declined
-from edgeopt.capture.eager import Answer, plain_attention
-from edgeopt.capture.parts_calls import Key, Recorded, differ, flatten, rebuild, source
+from edgeopt.capture.eager import Answer
+from edgeopt.capture.parts_calls import Key, Recorded, flatten, rebuild, source
 from edgeopt.capture.parts_sizes import inputs_of, outputs_of
 from edgeopt.program.parts import Output, Part, variants
+from edgeopt.program.reexport import equal
+from edgeopt.program.tracing import plain_attention
 from edgeopt.spec.manifest import DTYPE_BYTES
 
 _PROBED_SHAPES = 4  # of the shapes that the model calls a module with, so many are called with other values too
@@ -58,10 +60,11 @@ def _part(label: str, module: nn.Module, calls: list[Recorded]) -> Part:
     # torch's recurrent layers give new tensors; what other code returns may be what it was given, or a view of it
     forward = source(takes, gives, copied=not isinstance(module, nn.RNNBase))
     scripted = script.part(copy.deepcopy(module), forward)
-    if script.writes_to_inputs(scripted):
+    frozen = script.frozen(scripted)
+    if script.writes_to_inputs(frozen):
         raise Declined("it may write to the tensors that it is given")
     _check(module, scripted, calls, outputs)
-    content = [label, script.digest_of(scripted), *(dataclasses.asdict(t) for t in (*inputs, *outputs))]
+    content = [label, script.digest_of(frozen), *(dataclasses.asdict(t) for t in (*inputs, *outputs))]
     name = f"part_{digest.of_value(content)[:_NAME_CHARACTERS]}"
     return Part(name, label, scripted, inputs, outputs, tuple(_examples(calls)))
 
@@ -96,7 +99,7 @@ def _eager(module: nn.Module, call: Recorded, tensors: Tensors) -> tuple[torch.T
         raise
     except Exception:  # the user's own code, given values that the model may never give
         return None
-    if differ(tensors, given):
+    if not equal(tensors, given):
         raise Declined("it writes to the tensors that it is given")
     if gives != call.gives:
         raise Declined("what it gives changes its structure, dtype or rank with the values")

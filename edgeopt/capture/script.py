@@ -26,11 +26,12 @@ from edgeopt import digest
 from edgeopt.capture import guard, script_types, values
 from edgeopt.capture.arguments import Arguments
 from edgeopt.capture.declined import Declined, first_line
-from edgeopt.capture.eager import Eager, plain_attention
+from edgeopt.capture.eager import Eager
 from edgeopt.capture.flat import flat
 from edgeopt.errors import ModelError
 from edgeopt.ports.user_code import user_line
 from edgeopt.program import ScriptGraph, Signature, devices, graph
+from edgeopt.program.tracing import plain_attention
 
 _TEST_LOAD = "import sys, torch; torch.jit.load(sys.argv[1], map_location='cpu')"
 _TEST_LOAD_S = 300.0
@@ -246,14 +247,15 @@ def part(inner: nn.Module, forward: str) -> torch.jit.ScriptModule:
     return scripted
 
 
-def writes_to_inputs(module: torch.jit.ScriptModule) -> bool:
-    """Whether `forward` may write to a tensor that it is given, on any of its branches; Declined."""
-    compiled = _frozen(module).inlined_graph
+def writes_to_inputs(frozen: torch.jit.ScriptModule) -> bool:
+    """Whether `forward` may write to a tensor that it is given, on any of its branches."""
+    compiled = frozen.inlined_graph
     aliases = compiled.alias_db()
     return any(aliases.has_writers(value) for value in list(compiled.inputs())[1:])  # the first is self
 
 
-def _frozen(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+def frozen(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """The module with its weights as constants; Declined."""
     try:
         with _deprecations_ignored():
             return torch.jit.freeze(module)
@@ -261,13 +263,12 @@ def _frozen(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         raise Declined(f"TorchScript cannot freeze it: {first_line(why)}") from why
 
 
-def digest_of(module: torch.jit.ScriptModule) -> str:
-    """sha256 of a module's code and weights, the same in every process; Declined.
+def digest_of(frozen: torch.jit.ScriptModule) -> str:
+    """sha256 of a frozen module's code and weights, the same in every process.
 
-    Frozen, since TorchScript writes a class's constants in the order of a set.
+    Of another one it would not be: TorchScript writes a class's constants in the order of a set.
     """
     written = io.BytesIO()
-    frozen = _frozen(module)
     with _deprecations_ignored():
         torch.jit.save(frozen, written)
     reader = torch._C.PyTorchFileReader(io.BytesIO(written.getvalue()))

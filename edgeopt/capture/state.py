@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgeopt.ports.user_code import place
+
 _WRITERS = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear", "remove", "popleft"}
 
 
@@ -54,10 +56,7 @@ def written(module: nn.Module, name: str, folder: Path) -> str | None:
 def forward_line(module: nn.Module, folder: Path) -> str | None:
     """'model.py, line 7' where the module's forward begins, or None where it is not the user's Python."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    file = Path(code.co_filename) if code else Path()
-    if folder.resolve() not in file.parents or "site-packages" in file.parts:
-        return None
-    return f"{file.relative_to(folder.resolve())}, line {code.co_firstlineno}"
+    return place(code.co_filename, code.co_firstlineno, folder) if code else None
 
 
 def _line(cls: type, attribute: str, folder: Path) -> str | None:
@@ -67,15 +66,13 @@ def _line(cls: type, attribute: str, folder: Path) -> str | None:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
-    if folder.resolve() not in file.parents or "site-packages" in file.parts:
-        return None
     methods = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
     nodes = [n for method in methods for n in ast.walk(method)]
     found = next((n for n in nodes if _writes(n, attribute)), None)
     found = found or next(
         (n for n in nodes if isinstance(n, ast.Call) and any(_is(a, attribute) for a in n.args)), None
     )
-    return f"{file.relative_to(folder.resolve())}, line {start + found.lineno - 1}" if found else None
+    return place(file, start + found.lineno - 1, folder) if found else None
 
 
 def _writes(node: ast.AST, attribute: str) -> bool:

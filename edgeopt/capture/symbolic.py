@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +19,10 @@ from torch.autograd import Function
 
 from edgeopt.capture import eager
 from edgeopt.capture.eager import Eager
+from edgeopt.errors import first_line
 from edgeopt.program import foreign
 from edgeopt.program.custom_ops import CustomOps
+from edgeopt.program.tracing import quiet
 
 _OPSET = 17
 _ONNX = ("", "ai.onnx")
@@ -132,20 +132,14 @@ def _written(function: type[Function], args: tuple) -> onnx.GraphProto:
     tensors = [value.detach() for value in args if isinstance(value, torch.Tensor)]
     names = [f"i{k}" for k in range(len(tensors))]
     written = io.BytesIO()
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet("torch.onnx"):
             torch.onnx.export(
                 _Call(function, args), tuple(tensors), written, dynamo=False, opset_version=_OPSET, input_names=names,
                 do_constant_folding=False,
             )  # fmt: skip
     except Exception as why:  # symbolic is the user's code
-        raise _Unsuited(f"its symbolic fails: {type(why).__name__}: {str(why).strip().splitlines()[0]}") from why
-    finally:
-        logger.setLevel(level)
+        raise _Unsuited(f"its symbolic fails: {type(why).__name__}: {first_line(why)}") from why
     model = onnx.load_from_string(written.getvalue())
     graph = onnx.GraphProto()
     graph.CopyFrom(model.graph)

@@ -40,6 +40,7 @@ class Followed(TorchFunctionMode):
         self.values: dict[str, None] = {}
         self.sizes: dict[str, None] = {}
         self._folder = folder.resolve()
+        self._checks: dict[tuple[Path, int], bool] = {}  # a loop reads at one place many times
         self._from_values = WeakIdKeyDictionary()  # tensor -> True where its values come from those of the inputs
         self._from_sizes = WeakIdKeyDictionary()  # where they come from sizes; in a trace a size is a tensor
         self._sized_by_values = WeakIdKeyDictionary()  # where its own size comes from values
@@ -84,7 +85,10 @@ class Followed(TorchFunctionMode):
         for frame in reversed(traceback.extract_stack()):
             path = Path(frame.filename)
             if path.is_absolute() and _TORCH not in path.parents and path != Path(__file__):
-                if not _is_check(path, frame.lineno or 0):
+                place = (path, frame.lineno or 0)
+                if place not in self._checks:
+                    self._checks[place] = _is_check(*place)
+                if not self._checks[place]:
                     (self.values if values else self.sizes)[self._words(path, frame.lineno)] = None
                 return
 

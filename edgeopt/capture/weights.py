@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeopt.errors import ModelError
+from edgeopt.errors import ModelError, first_line
 from edgeopt.spec.values import did_you_mean
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "weights")  # keys that training scripts nest it under
@@ -68,9 +68,8 @@ def _read_torch(path: Path) -> Any:
 
 
 def _unreadable(path: Path, why: Exception) -> ModelError:
-    first = (str(why).strip() or type(why).__name__).splitlines()[0]
     return ModelError(
-        f"the weights file cannot be read: {first}", where=str(path),
+        f"the weights file cannot be read: {first_line(why)}", where=str(path),
         todo="copy it again, or write it with torch.save(model.state_dict(), path)",
     )  # fmt: skip
 

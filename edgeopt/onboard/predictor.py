@@ -41,6 +41,7 @@ class Predictor:
         self.flags = program.records  # [{"flag", "value", "status", "message"}]
         self._program = program
         self._inputs = manifest["inputs"]
+        self._names = [spec["name"] for spec in self._inputs]
         self._outputs = manifest["outputs"]
         self._axes = manifest.get("axes", {})
         self._structure = manifest["output_structure"]
@@ -62,7 +63,7 @@ class Predictor:
     def _call(self, inputs):
         if self._program is None:
             raise ValueError("this predictor is closed")
-        flat = flat_inputs(self._input_structure, [spec["name"] for spec in self._inputs], inputs)
+        flat = flat_inputs(self._input_structure, self._names, inputs)
         arrays = self._program.call(check_inputs(flat, self._inputs, self._axes))
         check_outputs(arrays, self._outputs)
         return arrays

@@ -54,7 +54,7 @@ def _collect(node, value, path, names, found):
         if value is not built and not (isinstance(value, (bool, int, float, str)) and value == built):
             raise ValueError("input '%s' was %r when the model was built" % (path, built))
     else:
-        parts = _items(node, value) if kind in ("tuple", "list") else _fields(node, value)
+        parts = _items(value) if kind in ("tuple", "list") else _fields(node, value)
         if parts is None:
             raise ValueError("input '%s' must be %s, given: %s" % (path, _words(node), type(value).__name__))
         below = dict(enumerate(node["items"])) if kind in ("tuple", "list") else node["items"]
@@ -65,7 +65,7 @@ def _collect(node, value, path, names, found):
                 _put(found, "%s.%s" % (path, key), item)
 
 
-def _items(node, value):
+def _items(value):
     return list(enumerate(value)) if isinstance(value, (tuple, list)) else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,19 +129,16 @@ SILU = (
 
 
 def gelu(context: Context) -> Changed:
-    return _run(context, "gelu", GELU)
+    return _run(context, "gelu", partial(_find, forms=GELU))
 
 
 def silu(context: Context) -> Changed:
-    return _run(context, "silu", SILU)
+    return _run(context, "silu", partial(_find, forms=SILU), _find_by_exp, _find_softplus)
 
 
-def _run(context: Context, pattern: str, forms: tuple[Form, ...]) -> Changed:
-    rules = [Rule(pattern, lambda c, n: _find(c, n, forms), lambda c, n, f: _reason(c, n, f, pattern), _write)]
-    if pattern == "silu":
-        rules += [Rule("by exp", _find_by_exp, lambda c, n, f: _reason(c, n, f, pattern), _write),
-                  Rule("softplus", _find_softplus, lambda c, n, f: _reason(c, n, f, pattern), _write)]  # fmt: skip
-    return fusing.apply(context, rules)
+def _run(context: Context, pattern: str, *finds: Callable[[Context, Node], _Found | None]) -> Changed:
+    reason = partial(_reason, pattern=pattern)
+    return fusing.apply(context, [Rule(pattern, find, reason, _write) for find in finds])
 
 
 @dataclass(frozen=True)

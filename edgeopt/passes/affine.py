@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from edgeopt.passes import layers
 from edgeopt.passes.changed import Context
 from edgeopt.passes.constants import tensor_of
+from edgeopt.passes.scalars import same_type
 
 _aten = torch.ops.aten
 _ELEMENTWISE = {
@@ -61,12 +62,11 @@ def of_elementwise(context: Context, node: Node, axis: int) -> Affine | str | No
     source, constant, first = _operands(context.module, node)
     if source is None:
         return None
-    before, after = source.meta["val"], node.meta["val"]
-    if before.dtype != after.dtype or [str(s) for s in before.shape] != [str(s) for s in after.shape]:
+    if not same_type(source, node):
         return "its result has another shape or dtype than what it reads"
     if constant in context.mutated:
         return "the model writes to its constant"
-    channels = before.shape[axis]
+    channels = source.meta["val"].shape[axis]
     if not isinstance(channels, int):
         return "the number of channels is not known"
     value = _per_channel(context.module, constant, channels, axis)

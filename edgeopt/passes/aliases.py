@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, Node
 
+from edgeopt.passes.connected import connected
+
 _aten = torch.ops.aten
 
 _FRESH = {
@@ -38,23 +40,14 @@ def written(node: Node) -> list[Node]:
 
 def groups(nodes: Iterable[Node]) -> dict[Node, int]:
     """A number for each of the nodes, which are in the graph's order, equal for nodes that may share memory."""
-    parent: dict[Node, Node] = {node: node for node in nodes}
+    first_read: dict[str, Node] = {}
 
-    def root(node: Node) -> Node:
-        while parent[node] is not node:
-            parent[node] = node = parent[parent[node]]
-        return node
+    def near(node: Node) -> list[Node]:
+        if node.op == "get_attr":  # two reads of one buffer are one tensor
+            return [first_read.setdefault(node.target, node)]
+        return may_alias(node)
 
-    for node in list(parent):
-        for source in may_alias(node):
-            if source in parent:
-                parent[root(node)] = root(source)
-    by_attribute: dict[str, Node] = {}  # two reads of one buffer are one tensor
-    for node in list(parent):
-        if node.op == "get_attr":
-            parent[root(node)] = root(by_attribute.setdefault(node.target, node))
-    numbers: dict[Node, int] = {}
-    return {node: numbers.setdefault(root(node), len(numbers)) for node in parent}
+    return {node: number for number, group in enumerate(connected(nodes, near)) for node in group}
 
 
 def mutated(graph: Graph) -> set[Node]:

@@ -13,10 +13,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from edgeopt.passes import fakes, layers
+from edgeopt.passes import dead_code, fakes, layers
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import remove_unused
-from edgeopt.passes.rewrite import remove_dead
 from edgeopt.spec.jetpack import version_tuple
 
 _aten = torch.ops.aten
@@ -49,8 +47,7 @@ def run(context: Context) -> Changed:
             _pad(context, layer, *found, -channels % multiple)
             count += 1
     if count:
-        remove_dead(context.module.graph)
-        remove_unused(context.module)
+        dead_code.run(context)
     return Changed(count, tuple(declined))
 
 

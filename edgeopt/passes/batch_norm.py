@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 
 from edgeopt.passes import affine, layers
-from edgeopt.passes.affine import Affine
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.readers import Reader, readers
+from edgeopt.passes.readers import Reader, absorbed, readers
+from edgeopt.passes.target_torch import left_out
 
 _aten = torch.ops.aten
 
@@ -61,8 +61,8 @@ def _after(context: Context, norm: Node) -> tuple[torch.Tensor, torch.Tensor | N
     if not layers.is_layer(layer):
         return f"no convolution or linear layer before it, but {getattr(layer, 'name', layer)}"
     pattern = "linear_bn" if layer.target in layers.LINEAR else "conv_bn"
-    if pattern not in context.profile.fusion.patterns:
-        return f"the profile's fusion.patterns leave out {pattern}"
+    if reason := left_out(context.profile, pattern):
+        return reason
     if len(layer.users) > 1:
         return f"the result of {layer.name} has other users"
     shape = layer.meta["val"].shape
@@ -79,16 +79,4 @@ def _before(context: Context, norm: Node) -> list[tuple[Reader, tuple]] | str:
     if norm in context.mutated or norm.args[0] in context.mutated:
         return "the model writes to what it reads or gives"
     found = readers(norm)
-    if isinstance(found, str):
-        return found
-    out = []
-    for reader in found:
-        pattern = "bn_linear" if reader.layer.target in layers.LINEAR else "bn_conv"
-        if pattern not in context.profile.fusion.patterns:
-            return f"the profile's fusion.patterns leave out {pattern}"
-        spread = Affine(step.source, *(v.repeat_interleave(reader.places) for v in (step.scale, step.shift)))
-        new = affine.before(context, reader.layer, spread)
-        if isinstance(new, str):
-            return new
-        out.append((reader, new))
-    return out
+    return found if isinstance(found, str) else absorbed(context, found, step)

@@ -32,3 +32,7 @@ class Context:
     def mutated(self) -> set[Node]:
         """Every node whose memory some operator may write to, found once: a rewrite of such a node is not safe."""
         return aliases.mutated(self.module.graph)
+
+    def writes(self, *nodes: Node) -> str | None:
+        """The reason to leave the nodes alone where the model may write to the memory of one of them."""
+        return "the model writes to its memory" if any(node in self.mutated for node in nodes) else None

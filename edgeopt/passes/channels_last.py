@@ -15,9 +15,10 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from edgeopt.passes import dead_code
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import add_tensor, remove_unused, tensor_of
-from edgeopt.passes.rewrite import remove_dead
+from edgeopt.passes.connected import connected
+from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.views import BY_STRIDES, make_any_strides, views_below
 
 _aten = torch.ops.aten
@@ -47,31 +48,14 @@ def run(context: Context) -> Changed:
         for node in region:
             make_any_strides(node)
     if count:
-        remove_dead(context.module.graph)
-        remove_unused(context.module)
+        dead_code.run(context)
     return Changed(count, tuple(declined))
 
 
 def _regions(context: Context) -> list[list[Node]]:
     """Convolutions connected by operators that keep the layout, in the graph's order; each with those operators."""
-    parent: dict[Node, Node] = {}
-
-    def root(node: Node) -> Node:
-        while parent[node] is not node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
-    for node in context.module.graph.nodes:
-        if not _belongs(node):
-            continue
-        parent[node] = node
-        for source in node.all_input_nodes:
-            if source in parent:
-                parent[root(node)] = root(source)
-    found: dict[Node, list[Node]] = {}
-    for node in parent:
-        found.setdefault(root(node), []).append(node)
-    return [region for region in found.values() if any(node.target in _CONVOLUTIONS for node in region)]
+    found = connected(filter(_belongs, context.module.graph.nodes), lambda node: node.all_input_nodes)
+    return [region for region in found if any(node.target in _CONVOLUTIONS for node in region)]
 
 
 def _belongs(node: Node) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule
 
 from edgeopt.program import ExportedGraph, graph
-from edgeopt.runtime.compare import Error, output_errors
+from edgeopt.runtime.compare import Error, broken, output_errors
 
 MAX_ABS = 1e-4  # scaled by the largest value of the output; folding in float32 moves results by about 1e-6
 MAX_REL = 1e-3  # of the largest value of the output, however small that is
@@ -76,10 +76,8 @@ class Check:
         )
 
     def _reason(self, name: str, error: Error) -> str | None:
-        if error.mismatches:
-            return f"output '{name}': {error.mismatches} integers differ"
-        if math.isinf(error.max_abs):
-            return f"output '{name}' is NaN or infinite where the reference is not, or the other way round"
+        if reason := broken(name, error):
+            return reason
         noise = self.noise[name]
         most_abs = max(MAX_ABS, _TIMES_NOISE * noise.max_abs)
         most_rel = max(MAX_REL, _TIMES_NOISE * noise.max_rel)

@@ -43,18 +43,3 @@ def _fake(graph: torch.fx.Graph, value: torch.Tensor) -> torch.Tensor:
         if mode is not None:
             return mode.from_tensor(value, static_shapes=True)
     return value
-
-
-def remove_unused(module: GraphModule) -> int:
-    """Drop the parameters and buffers that no node reads, and modules left empty; how many tensors went."""
-    used = {node.target for node in module.graph.nodes if node.op == "get_attr"}
-    names = [
-        n for n, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    ]
-    gone = 0
-    for name in names:
-        if name not in used:
-            path, _, leaf = name.rpartition(".")
-            delattr(module.get_submodule(path), leaf)
-            gone += 1
-    return gone

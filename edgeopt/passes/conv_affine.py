@@ -10,11 +10,9 @@ import torch
 from torch.fx import Node
 
 from edgeopt.passes import affine, layers
-from edgeopt.passes.affine import Affine
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.readers import Reader, readers
-
-New = tuple[torch.Tensor, torch.Tensor | None]
+from edgeopt.passes.readers import New, Reader, absorbed, readers
+from edgeopt.passes.target_torch import left_out
 
 
 def run(context: Context) -> Changed:
@@ -51,7 +49,8 @@ def _after(context: Context, node: Node) -> tuple[Reader, New] | str | None:
     step = affine.of_elementwise(context, node, layers.channel_axis(layer))
     if step is None or isinstance(step, str) or step.source is not layer:
         return step if isinstance(step, str) else None
-    reason = _left_out(context, layer, "linear_bn", "conv_bn") or _shared(context, node, layer)
+    pattern = "linear_bn" if layer.target in layers.LINEAR else "conv_bn"
+    reason = left_out(context.profile, pattern) or _shared(context, node, layer)
     new = reason or affine.after(context, layer, step)
     return new if isinstance(new, str) else (Reader(layer), new)
 
@@ -65,14 +64,8 @@ def _before(context: Context, node: Node) -> tuple[Node, list[tuple[Reader, New]
         return step
     if node in context.mutated or step.source in context.mutated:
         return "the model writes to what it reads or gives"
-    out = []
-    for reader in found:
-        spread = Affine(step.source, *(v.repeat_interleave(reader.places) for v in (step.scale, step.shift)))
-        new = _left_out(context, reader.layer, "bn_linear", "bn_conv") or affine.before(context, reader.layer, spread)
-        if isinstance(new, str):
-            return new
-        out.append((reader, new))
-    return step.source, out
+    taken = absorbed(context, found, step)
+    return taken if isinstance(taken, str) else (step.source, taken)
 
 
 def _readers(node: Node) -> tuple[list[Reader], int]:
@@ -83,11 +76,6 @@ def _readers(node: Node) -> tuple[list[Reader], int]:
         return [Reader(user) for user in node.users], -1
     found = readers(node)
     return ([], 0) if isinstance(found, str) else (found, 1 - node.meta["val"].dim())
-
-
-def _left_out(context: Context, layer: Node, linear: str, conv: str) -> str | None:
-    pattern = linear if layer.target in layers.LINEAR else conv
-    return None if pattern in context.profile.fusion.patterns else f"the profile's fusion.patterns leave out {pattern}"
 
 
 def _shared(context: Context, node: Node, layer: Node) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import remove_unused
 from edgeopt.passes.rewrite import remove_dead
+from edgeopt.program import graph
 
 
 def run(context: Context) -> Changed:
-    return Changed(remove_dead(context.module.graph) + remove_unused(context.module))
+    return Changed(remove_dead(context.module.graph) + graph.remove_unused(context.module))

@@ -31,4 +31,4 @@ def tied(context: Context, node: Node, inside: Iterable[Node], given: Iterable[N
     shared = next((n for n in within if n is not node and any(user not in within for user in n.users)), None)
     if shared is not None:
         return f"{shared.name} is used elsewhere"
-    return "the model writes to its memory" if any(n in context.mutated for n in (*within, *given)) else None
+    return context.writes(*within, *given)

@@ -5,8 +5,6 @@ Inputs and outputs keep their types: the casts at the boundary are inside. Integ
 
 from __future__ import annotations
 
-import copy
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +12,10 @@ import torch
 from torch.fx import GraphModule, Node, map_arg
 
 from edgeopt.passes import half_rules
-from edgeopt.passes.constants import add_tensor, remove_unused, tensor_of
+from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.half_plan import Plan, owner
 from edgeopt.passes.rewrite import remove_dead
+from edgeopt.program import graph
 from edgeopt.spec.half_formats import HalfFormat
 
 _CAST = torch.ops.aten.to.dtype
@@ -34,15 +33,12 @@ class Converted:
 
 def convert(module: GraphModule, plan: Plan, form: HalfFormat) -> Converted:
     """A module after the plan over the tensors of `module`, which stays as it is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree warns when a graph is copied
-        copied = GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta = dict(module.meta)
+    copied = graph.shared(module)
     rewriting = _Rewriting(copied, plan, form)
     for node in list(copied.graph.nodes):
         rewriting.rewrite(node)
     remove_dead(copied.graph)
-    remove_unused(copied)
+    graph.remove_unused(copied)
     copied.graph.lint()
     copied.recompile()
     return Converted(copied, sum(1 for node in rewriting.casts if not node._erased))

@@ -8,13 +8,14 @@ would only add casts: it joins them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from edgeopt.passes import aliases, half_rules
+from edgeopt.passes.connected import connected
 from edgeopt.passes.constants import tensor_of
 from edgeopt.passes.half_ranges import HEADROOM, Ranges, unfit_weight
 from edgeopt.program.nodes import module_path
@@ -165,21 +166,11 @@ def _is_light(node: Node) -> bool:
 
 def _light_groups(half: set[Node]) -> list[list[Node]]:
     """The light operators of `half`, those together that feed each other."""
-    parent = {node: node for node in sorted(half) if _is_light(node)}
+    return connected(filter(_is_light, sorted(half)), _sources)
 
-    def root(node: Node) -> Node:
-        while parent[node] is not node:
-            parent[node] = node = parent[parent[node]]
-        return node
 
-    for node in parent:
-        for source in map(owner, node.all_input_nodes):
-            if source in parent:
-                parent[root(source)] = root(node)
-    groups: dict[Node, list[Node]] = {}
-    for node in parent:
-        groups.setdefault(root(node), []).append(node)
-    return list(groups.values())
+def _sources(node: Node) -> Iterator[Node]:
+    return map(owner, node.all_input_nodes)
 
 
 def _values_at(members: list[Node]) -> set[Node]:
@@ -203,27 +194,14 @@ def _needs_cast(value: Node, half: set[Node]) -> bool:
 
 def islands(graph: Graph, of: Plan) -> list[dict[str, list[str]]]:
     """The connected parts that keep fp32, in order: their modules, operators and reasons."""
-    kept = {node: node for node in float_operators(graph) if node.name not in of.half}
-
-    def root(node: Node) -> Node:
-        while kept[node] is not node:
-            kept[node] = node = kept[kept[node]]
-        return node
-
-    for node in kept:
-        for source in map(owner, node.all_input_nodes):
-            if source in kept:
-                kept[root(source)] = root(node)
-    groups: dict[Node, list[Node]] = {}
-    for node in kept:
-        groups.setdefault(root(node), []).append(node)
+    kept = [node for node in float_operators(graph) if node.name not in of.half]
     return [
         {
             "modules": _unique(module_path(node) for node in group),
             "operators": _unique(aten_name(node) or str(node.target) for node in group),
             "why": _unique(of.reasons[node.name] for node in group if of.reasons[node.name] != JOINED),
         }
-        for group in groups.values()
+        for group in connected(kept, _sources)
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch.fx import GraphModule
 
+from edgeopt.errors import first_line
 from edgeopt.program import Signature, graph
 from edgeopt.program.program import ExportedGraph
 from edgeopt.runtime.compare import output_errors, reasons_against
@@ -43,7 +44,7 @@ class Judge:
         try:
             found = [graph.run(program, inputs) for inputs in self.inputs]
         except Exception as why:  # whatever the graph's operators raise
-            return Verdict(-math.inf, (f"it does not run: {str(why).strip().splitlines()[0][:200]}",))
+            return Verdict(-math.inf, (f"it does not run: {first_line(why)}",))
         errors = output_errors(self.wanted, found)
         reasons = reasons_against(errors, Tolerance(sqnr_db=self.form.least_sqnr_db))
         return Verdict(min((e.sqnr_db for e in errors.values()), default=math.inf), tuple(reasons))

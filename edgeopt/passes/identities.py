@@ -19,17 +19,13 @@ from edgeopt.passes import rewrite
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.fakes import call
 from edgeopt.passes.layers import argument
-from edgeopt.passes.ownership import lent, returned
+from edgeopt.passes.ownership import handed_out
+from edgeopt.passes.parts import CAT, SPLIT
 from edgeopt.passes.rewrite import Rule
-from edgeopt.passes.scalars import axis, dtype, number, same_type, sizes
+from edgeopt.passes.scalars import ADD, DIV, MUL, NEG, SUB, axis, dtype, dtype_name, number, same_type, sizes
 
 _aten = torch.ops.aten
-_MUL = {_aten.mul.Tensor, _aten.mul.Scalar, _aten.multiply.Tensor}
-_DIV = {_aten.div.Tensor, _aten.div.Scalar, _aten.true_divide.Tensor, _aten.divide.Tensor}
-_ADD = {_aten.add.Tensor, _aten.add.Scalar}
-_SUB = {_aten.sub.Tensor, _aten.sub.Scalar}
 _POW = {_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor, _aten.float_power.Tensor_Scalar}
-_NEG = {_aten.neg.default, _aten.negative.default}
 _TELL_ZEROS_APART = {
     _aten.reciprocal, _aten.rsqrt, _aten.atan2, _aten.arctan2, _aten.copysign, _aten.signbit, _aten.float_power,
     _aten.div, _aten.true_divide, _aten.divide, _aten.pow,
@@ -58,7 +54,7 @@ def _find_neutral(teller: Node | None, context: Context, node: Node) -> _Same | 
     if node.op != "call_function" or len(node.args) < 2:
         return None
     x, other = node.args[:2]
-    if node.target in _MUL | _ADD and isinstance(other, Node) and number(context, other) is None:
+    if node.target in MUL | ADD and isinstance(other, Node) and number(context, other) is None:
         x, other = other, x
     if not isinstance(x, Node) or sizes(x) is None:
         return None
@@ -68,17 +64,17 @@ def _find_neutral(teller: Node | None, context: Context, node: Node) -> _Same | 
         return None
     if value == neutral and not node.kwargs.get("rounding_mode"):
         return _Same(x, _signed_zero(teller, node, value))
-    if value == 0 and node.target in _MUL:
+    if value == 0 and node.target in MUL:
         return _Same(x, "a product with 0 is NaN where its operand is NaN or infinite")
     return None
 
 
-_NEUTRAL = {**dict.fromkeys(_MUL | _DIV | _POW, 1), **dict.fromkeys(_ADD | _SUB, 0)}
+_NEUTRAL = {**dict.fromkeys(MUL | DIV | _POW, 1), **dict.fromkeys(ADD | SUB, 0)}
 
 
 def _signed_zero(teller: Node | None, node: Node, value: float) -> str | None:
     """x + 0 makes 0 of -0, which x - 0, x + -0 and the rest leave alone."""
-    plus = node.target in _ADD | _SUB and (math.copysign(1, value) > 0) == (node.target in _ADD)
+    plus = node.target in ADD | SUB and (math.copysign(1, value) > 0) == (node.target in ADD)
     if teller is None or not plus or not dtype(node).is_floating_point:
         return None
     return f"it makes 0 of -0, and {teller.name} may tell the two apart"
@@ -94,7 +90,7 @@ def _tells_zeros_apart(node: Node) -> bool:
 
 # -(-x), |x| of |x|, relu of relu, and other operators that do nothing the second time
 
-_INVOLUTIONS = {_aten.logical_not.default: torch.bool, _aten.bitwise_not.default: None} | dict.fromkeys(_NEG)
+_INVOLUTIONS = {_aten.logical_not.default: torch.bool, _aten.bitwise_not.default: None} | dict.fromkeys(NEG)
 _IDEMPOTENT = {
     _aten.abs.default: "abs", _aten.absolute.default: "abs", _aten.floor.default: "floor", _aten.ceil.default: "ceil",
     _aten.trunc.default: "trunc", _aten.fix.default: "trunc", _aten.round.default: "round", _aten.sign.default: "sign",
@@ -105,7 +101,7 @@ def _find_twice(context: Context, node: Node) -> _Same | None:
     inner = node.args[0] if node.args and isinstance(node.args[0], Node) else None
     if inner is None or node.op != "call_function":
         return None
-    if node.target in _INVOLUTIONS and (inner.target is node.target or {node.target, inner.target} <= _NEG):
+    if node.target in _INVOLUTIONS and (inner.target is node.target or {node.target, inner.target} <= NEG):
         wanted = _INVOLUTIONS[node.target]
         source = inner.args[0]
         return _Same(source) if wanted in (None, dtype(source)) else None
@@ -116,17 +112,15 @@ def _find_twice(context: Context, node: Node) -> _Same | None:
 
 # one tensor concatenated or split, and reductions over axes of one element
 
-_CAT = {_aten.cat.default, _aten.concat.default, _aten.concatenate.default}
-_SPLIT = {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.default, _aten.tensor_split.sections}
 _REDUCED = {
     _aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default, _aten.prod.dim_int,
 }  # fmt: skip
 
 
 def _find_single(context: Context, node: Node) -> _Same | None:
-    if node.target in _CAT and len(node.args[0]) == 1:
+    if node.target in CAT and len(node.args[0]) == 1:
         return _Same(node.args[0][0])
-    if node.target is operator.getitem and node.args[0].target in _SPLIT:
+    if node.target is operator.getitem and node.args[0].target in SPLIT:
         return _Same(node.args[0].args[0]) if len(node.args[0].meta["val"]) == 1 else None
     if node.target in _REDUCED and _over_single_elements(node):
         return _Same(node.args[0])
@@ -142,12 +136,10 @@ def _over_single_elements(node: Node) -> bool:
 def _reason_against_same(context: Context, node: Node, found: _Same) -> str | None:
     if found.unless:
         return found.unless
-    if node in context.mutated or found.source in context.mutated:
-        return "the model writes to its memory"
-    if returned(node) and lent(found.source):
-        return "it is returned, and would be what the caller holds"
+    if reason := context.writes(node, found.source) or handed_out(node, found.source):
+        return reason
     if dtype(node) != dtype(found.source):
-        return f"it makes {_name(dtype(node))} of {_name(dtype(found.source))}"
+        return f"it makes {dtype_name(dtype(node))} of {dtype_name(dtype(found.source))}"
     if sizes(node) != sizes(found.source) and node.target not in _REDUCED:
         return f"it makes ({', '.join(sizes(node))}) of ({', '.join(sizes(found.source))})"
     return None
@@ -158,10 +150,6 @@ def _same(context: Context, node: Node, found: _Same) -> Node:
         return found.source
     dims = argument(node, "dim")  # a reduction that drops its axes
     return call(node, _aten.squeeze.dims, (found.source, [dims] if isinstance(dims, int) else list(dims)), like=node)
-
-
-def _name(kind: torch.dtype | None) -> str:
-    return str(kind).removeprefix("torch.")
 
 
 # x a b = x (a b), x / a / b, x + a + b
@@ -190,31 +178,31 @@ def _find_chain(context: Context, node: Node) -> _Chain | None:
 
 def _factor(context: Context, node: Node) -> float | None:
     """The number that the node multiplies its first operand by; an integer stays one."""
-    if node.target not in _MUL | _DIV or node.kwargs.get("rounding_mode"):
+    if node.target not in MUL | DIV or node.kwargs.get("rounding_mode"):
         return None
     value = number(context, node.args[1])
     if value is None or isinstance(value, bool):
         return None
-    if node.target in _MUL:
+    if node.target in MUL:
         return value
     return 1 / value if value else None
 
 
 def _term(context: Context, node: Node) -> float | None:
-    if node.target not in _ADD | _SUB:
+    if node.target not in ADD | SUB:
         return None
     value = number(context, node.args[1])
     alpha = argument(node, "alpha")
     if value is None or isinstance(value, bool) or not isinstance(alpha, int | float):
         return None
-    return value * alpha if node.target in _ADD else -value * alpha
+    return value * alpha if node.target in ADD else -value * alpha
 
 
 def _reason_against_chain(context: Context, node: Node, found: _Chain) -> str | None:
     if len(found.inner.users) > 1:
         return f"{found.inner.name} is used elsewhere"
-    if node in context.mutated or found.inner in context.mutated or found.source in context.mutated:
-        return "the model writes to its memory"
+    if reason := context.writes(node, found.inner, found.source):
+        return reason
     if not same_type(node, found.source) or not same_type(found.inner, found.source):
         return "the chain changes dtype or shape on its way"
     kind = dtype(node)
@@ -223,7 +211,7 @@ def _reason_against_chain(context: Context, node: Node, found: _Chain) -> str | 
         small = whole and abs(_value(found)) < 2**7
         return None if small else "its integers might wrap or be cut"
     if kind not in (torch.float32, torch.float64):
-        return f"{_name(kind)} rounds and overflows between the two"
+        return f"{dtype_name(kind)} rounds and overflows between the two"
     if found.product:
         parts = (abs(found.first), abs(found.second), abs(_value(found)))
         near_one = all(1 / _LARGEST_FACTOR <= part <= _LARGEST_FACTOR for part in parts)
@@ -288,8 +276,8 @@ _CLAMPS = {
 
 def _reason_against_clamps(context: Context, node: Node, found: _Clamps) -> str | None:
     source = found.inner.args[0]
-    if node in context.mutated or found.inner in context.mutated or source in context.mutated:
-        return "the model writes to its memory"
+    if reason := context.writes(node, found.inner, source):
+        return reason
     if not same_type(node, source) or not same_type(found.inner, source):
         return "one of the two changes the dtype"
     if found.first[0] > found.first[1] or found.second[0] > found.second[1]:

@@ -16,23 +16,17 @@ from edgeopt.passes import permutations, rewrite
 from edgeopt.passes.casts import is_cast, lossless
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.fakes import call
-from edgeopt.passes.ownership import lent, returned
+from edgeopt.passes.ownership import handed_out
 from edgeopt.passes.parts import joined, unpadded
 from edgeopt.passes.rewrite import Rule
-from edgeopt.passes.scalars import dtype, sizes, value_of
+from edgeopt.passes.scalars import dtype, dtype_name, sizes, value_of
 from edgeopt.passes.views import views_below
 
 _aten = torch.ops.aten
-_WRITES = "the model writes to its memory"
-_RETURNED = "it is returned, and would be what the caller holds"
 
 
 def run(context: Context) -> Changed:
     return rewrite.apply(context, _RULES)
-
-
-def _writes(context: Context, *nodes: Node) -> str | None:
-    return _WRITES if any(node in context.mutated for node in nodes) else None
 
 
 # permutations
@@ -60,7 +54,7 @@ def _reason_against_permuted(context: Context, node: Node, found: _Permuted) -> 
     identity = found.order == tuple(range(len(found.order)))
     if found.inner is not None and len(found.inner.users) > 1 and not identity:
         return f"{found.inner.name} is used elsewhere"
-    return _writes(context, node, found.source)
+    return context.writes(node, found.source)
 
 
 def _permuted(context: Context, node: Node, found: _Permuted) -> Node:
@@ -109,7 +103,7 @@ def _reason_against_reshaped(context: Context, node: Node, found: _Reshaped) -> 
             return f"{found.inner.name} is used elsewhere"
         if found.shape is None:
             return "two of its sizes are dynamic, and it does not name them"
-    return _writes(context, node, found.source)
+    return context.writes(node, found.source)
 
 
 def _reshaped(context: Context, node: Node, found: _Reshaped) -> Node:
@@ -140,20 +134,14 @@ def _find_recast(context: Context, node: Node) -> _Recast | None:
 def _reason_against_recast(context: Context, node: Node, found: _Recast) -> str | None:
     before, between = dtype(found.source), dtype(found.inner)
     if not lossless(before, between):
-        return f"{_name(between)} does not hold every {_name(before)}"
-    if before == dtype(node) and returned(node) and lent(found.source):
-        return _RETURNED
-    return _writes(context, node, found.source)
+        return f"{dtype_name(between)} does not hold every {dtype_name(before)}"
+    return (before == dtype(node) and handed_out(node, found.source)) or context.writes(node, found.source)
 
 
 def _recast(context: Context, node: Node, found: _Recast) -> Node:
     if dtype(node) == dtype(found.source):
         return found.source
     return call(node, _aten.to.dtype, (found.source, dtype(node)), like=node)
-
-
-def _name(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
 
 
 # copies
@@ -168,13 +156,13 @@ def _find_copy(context: Context, node: Node) -> Node | None:
 
 
 def _reason_against_copy(context: Context, node: Node, source: Node) -> str | None:
-    if _writes(context, node, source):
-        return _WRITES
+    if reason := context.writes(node, source):
+        return reason
     wanted = node.kwargs.get("memory_format")
     if wanted not in (None, torch.contiguous_format, torch.preserve_format):
-        return f"it asks for {_name(wanted)}"
-    if returned(node) and lent(source):
-        return _RETURNED
+        return f"it asks for {dtype_name(wanted)}"
+    if reason := handed_out(node, source):
+        return reason
     if _same_strides(node, source):
         return None
     below = views_below(node)
@@ -210,9 +198,7 @@ def _find_unpadded(context: Context, node: Node) -> Node | None:
 def _reason_against_source(context: Context, node: Node, source: Node) -> str | None:
     if sizes(source) != sizes(node) or dtype(source) != dtype(node):
         return "the parts are not the whole"
-    if returned(node) and lent(source):
-        return _RETURNED
-    return _writes(context, node, source)
+    return handed_out(node, source) or context.writes(node, source)
 
 
 def _source(context: Context, node: Node, source: Node) -> Node:

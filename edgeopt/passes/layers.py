@@ -39,6 +39,11 @@ def argument(node: Node, name: str) -> Any:
     raise KeyError(f"{node.target} has no argument '{name}'")
 
 
+def bias_of(node: Node) -> Node | None:
+    """The bias of a linear layer; None where it has none, and for other products."""
+    return argument(node, "bias") if node.target in LINEAR else None
+
+
 def channel_axis(layer: Node) -> int:
     """The axis of the result that the layer's outputs lie along, counted from the end."""
     return -1 if layer.target in LINEAR else 1 - tensor_dims(layer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -293,18 +294,14 @@ def _reason_against_following(context: Context, node: Node, found: _Following) -
     return fusing.tied(context, node, (found.norm,), (found.operand,))
 
 
-def _put_gamma(context: Context, node: Node, found: _Following) -> Node:
+def _put(place: int, context: Context, node: Node, found: _Following) -> Node:
+    """The norm with the operand as its argument number `place`."""
     args = list(found.norm.args)
-    args[2] = _weight(node, found.operand, args[1])
+    args[place] = _weight(node, found.operand, args[1])
     return call(node, found.norm.target, tuple(args), like=found.norm)
 
 
-def _put_beta(context: Context, node: Node, found: _Following) -> Node:
-    args = list(found.norm.args)
-    args[3] = _weight(node, found.operand, args[1])
-    return call(node, found.norm.target, tuple(args), like=found.norm)
-
-
+_put_gamma, _put_beta = partial(_put, 2), partial(_put, 3)
 _LAYER_NORM = Rule(
     "layer_norm", _find_layer_norm, lambda c, n, f: _reason_against(c, n, f, "layer_norm"), _write_layer_norm
 )

@@ -13,6 +13,11 @@ def returned(node: Node) -> bool:
     return any(user.op == "output" for at in (node, *views_below(node)) for user in at.users)
 
 
+def handed_out(node: Node, source: Node) -> str | None:
+    """The reason not to put `source` in the place of `node`, where the caller would get what is not its own."""
+    return "it is returned, and would be what the caller holds" if returned(node) and lent(source) else None
+
+
 def lent(node: Node) -> bool:
     """Whether the node's result may be, or be a view of, an input or a stored tensor."""
     seen, ahead = {node}, [node]

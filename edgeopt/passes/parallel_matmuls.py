@@ -17,6 +17,7 @@ from edgeopt.passes import aliases, layers
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.fakes import call
+from edgeopt.passes.target_torch import left_out
 from edgeopt.passes.views import BY_STRIDES, make_any_strides, views_below
 
 _aten = torch.ops.aten
@@ -63,10 +64,10 @@ def _read(context: Context) -> list[Node]:
 
 
 def _reason_against(context: Context, group: list[Node]) -> str | None:
-    if PATTERN not in context.profile.fusion.patterns:
-        return f"the profile's fusion.patterns leave out {PATTERN}"
+    if reason := left_out(context.profile, PATTERN):
+        return reason
     weights = [tensor_of(context.module, node.args[1]) for node in group]
-    biases = [_bias(node) for node in group]
+    biases = [layers.bias_of(node) for node in group]
     if len({bias is None for bias in biases}) > 1:
         return "some have a bias and some have none"
     if any(bias is not None and tensor_of(context.module, bias) is None for bias in biases):
@@ -87,11 +88,7 @@ def _reason_against(context: Context, group: list[Node]) -> str | None:
 
 def _held(node: Node) -> tuple[Node, Node | None]:
     """Weight and bias: equal for products that are the same."""
-    return node.args[1], _bias(node)
-
-
-def _bias(node: Node) -> Node | None:
-    return layers.argument(node, "bias") if node.target is _aten.linear.default else None
+    return node.args[1], layers.bias_of(node)
 
 
 def _merge(context: Context, group: list[Node]) -> None:
@@ -102,7 +99,7 @@ def _merge(context: Context, group: list[Node]) -> None:
     name = layers.own_name(first.args[1].target)
     weight = add_tensor(module, f"{name}weights", torch.cat(weights, 0 if linear else 1), first, trained=True)
     args = [first.args[0], weight]
-    if _bias(first) is not None:
+    if layers.bias_of(first) is not None:
         bias = torch.cat([tensor_of(module, bias) for _, bias in distinct])
         args.append(add_tensor(module, f"{name}biases", bias, first, trained=True))
     sizes = [w.shape[0 if linear else 1] for w in weights]

@@ -12,15 +12,15 @@ from edgeopt.passes.scalars import axis, sizes
 
 _aten = torch.ops.aten
 _END = 2**63 - 1
-_CAT = {_aten.cat.default, _aten.concat.default, _aten.concatenate.default}
-_SPLIT = {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.default, _aten.tensor_split.sections}
+CAT = {_aten.cat.default, _aten.concat.default, _aten.concatenate.default}
+SPLIT = {_aten.split.Tensor, _aten.split_with_sizes.default, _aten.chunk.default, _aten.tensor_split.sections}
 
 
 def joined(node: Node) -> Node | None:
     """The tensor whose parts, all of them and in their order, `node` concatenates or stacks."""
-    if node.target in _CAT:
+    if node.target in CAT:
         parts, dim = node.args[0], axis(node, argument(node, "dim"))
-        return _of_split(parts, _SPLIT, dim) or _of_slices(parts, dim)
+        return _of_split(parts, SPLIT, dim) or _of_slices(parts, dim)
     if node.target is _aten.stack.default:
         return _of_split(node.args[0], {_aten.unbind.int}, axis(node, argument(node, "dim")))
     return None

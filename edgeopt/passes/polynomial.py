@@ -14,17 +14,12 @@ from torch.fx import Node
 
 from edgeopt.passes.changed import Context
 from edgeopt.passes.layers import argument
-from edgeopt.passes.scalars import number
+from edgeopt.passes.scalars import ADD, DIV, MUL, NEG, SUB, number
 
 _aten = torch.ops.aten
-_MUL = {_aten.mul.Tensor, _aten.mul.Scalar, _aten.multiply.Tensor}
-_DIV = {_aten.div.Tensor, _aten.div.Scalar, _aten.true_divide.Tensor, _aten.divide.Tensor}
-_ADD = {_aten.add.Tensor, _aten.add.Scalar}
-_SUB = {_aten.sub.Tensor, _aten.sub.Scalar}
 _RSUB = {_aten.rsub.Scalar, _aten.rsub.Tensor}
-_NEG = {_aten.neg.default, _aten.negative.default}
 _POW = {_aten.pow.Tensor_Scalar: None, _aten.square.default: 2}
-ARITHMETIC = _MUL | _DIV | _ADD | _SUB | _RSUB | _NEG | set(_POW)
+ARITHMETIC = MUL | DIV | ADD | SUB | _RSUB | NEG | set(_POW)
 
 MOST_TERMS = 8
 DEEPEST = 7  # operators from the last one down to a chosen node
@@ -62,23 +57,23 @@ class Reading:
 
     def _of_operator(self, node: Node, depth: int) -> Polynomial:
         first = self.of(node.args[0], depth)
-        if node.target in _NEG:
+        if node.target in NEG:
             return _scaled(first, -1)
         if node.target in _POW:
             return _power(first, _POW[node.target] or node.args[1], node)
-        if node.target in _DIV and node.kwargs.get("rounding_mode"):
+        if node.target in DIV and node.kwargs.get("rounding_mode"):
             raise Unknown(node.name)
         second = self.of(node.args[1], depth)
-        if node.target in _MUL:
+        if node.target in MUL:
             return _product(first, second)
-        if node.target in _DIV:
+        if node.target in DIV:
             return _scaled(first, 1 / _constant(second, node))
         alpha = argument(node, "alpha")
         if not isinstance(alpha, int | float):
             raise Unknown(node.name)
         if node.target in _RSUB:
             return _sum(second, _scaled(first, -alpha))
-        return _sum(first, _scaled(second, alpha if node.target in _ADD else -alpha))
+        return _sum(first, _scaled(second, alpha if node.target in ADD else -alpha))
 
 
 def _constant(polynomial: Polynomial, node: Node) -> float:

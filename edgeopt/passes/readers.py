@@ -12,10 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from edgeopt.passes import layers
+from edgeopt.passes import affine, layers
+from edgeopt.passes.affine import Affine
+from edgeopt.passes.changed import Context
+from edgeopt.passes.target_torch import left_out
 
 _aten = torch.ops.aten
 _COPYING = ("reflect", "replicate", "circular")
+
+New = tuple[torch.Tensor, torch.Tensor | None]  # weight and bias
 
 
 @dataclass(frozen=True)
@@ -39,25 +44,34 @@ def readers(node: Node) -> list[Reader] | str:
     return found
 
 
+def absorbed(context: Context, found: list[Reader], step: Affine) -> list[tuple[Reader, New]] | str:
+    """The readers with the weights that take `step` before them in, or why one of them does not."""
+    out = []
+    for reader in found:
+        pattern = "bn_linear" if reader.layer.target in layers.LINEAR else "bn_conv"
+        spread = Affine(step.source, *(v.repeat_interleave(reader.places) for v in (step.scale, step.shift)))
+        new = left_out(context.profile, pattern) or affine.before(context, reader.layer, spread)
+        if isinstance(new, str):
+            return new
+        out.append((reader, new))
+    return out
+
+
 def _through(node: Node, user: Node) -> list[Reader] | str:
     rank = len(node.meta["val"].shape)
     if layers.is_layer(user):
-        if user.args[0] is not node or list(user.all_input_nodes).count(node) != 1:
+        if user.args[0] is not node or node in user.args[1:]:
             return f"{user.name} reads it as a weight"
         if rank != layers.tensor_dims(user):
             return f"axis 1 of its {rank} dimensions is no input channel of {user.name}"
         return [Reader(user)]
-    if _copies_within_channels(user, rank):
-        return _each_of(user, readers(user))
-    places = _flattened_places(node, user)
+    places = 1 if _copies_within_channels(user, rank) else _flattened_places(node, user)
     if places is None:
         return f"no convolution or linear layer after it, but {user.name}"
-    below = _each_of(user, readers(user))
-    return below if isinstance(below, str) else [Reader(r.layer, r.places * places) for r in below]
-
-
-def _each_of(user: Node, below: list[Reader] | str) -> list[Reader] | str:
-    return f"{user.name} is read by others: {below}" if isinstance(below, str) else below
+    below = readers(user)
+    if isinstance(below, str):
+        return f"{user.name} is read by others: {below}"
+    return [Reader(r.layer, r.places * places) for r in below]
 
 
 def _copies_within_channels(user: Node, rank: int) -> bool:

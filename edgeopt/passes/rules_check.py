@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from edgeopt.errors import first_line
 from edgeopt.passes import in_place, no_ops
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.rules import FusionRule, TensorInput, name_of
@@ -21,10 +21,9 @@ from edgeopt.passes.rules_trace import (
     example_scalars,
     example_shape,
     example_sizes,
-    first_line,
     line_of,
-    plain_attention,
 )
+from edgeopt.program.tracing import plain_attention, quiet
 from edgeopt.spec.profile import Profile, load_profile
 
 _LEADING = ((2, 3), (4,), ())  # what '...' stands for in one call after another
@@ -236,8 +235,7 @@ class _Called(nn.Module):
 
 
 def _exported(module: nn.Module, inputs: tuple[torch.Tensor, ...], dynamic_shapes: Any) -> GraphModule:
-    with torch.no_grad(), plain_attention(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), plain_attention(), quiet():
         found = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
         return found.module(check_guards=False)
 

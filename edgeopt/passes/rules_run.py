@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from edgeopt.errors import ProjectError, StageError
+from edgeopt.errors import ProjectError, StageError, first_line
 from edgeopt.passes import aliases
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.constants import add_tensor, tensor_of
@@ -19,7 +19,7 @@ from edgeopt.passes.rules_match import Found, Miss, Search
 from edgeopt.passes.rules_pattern import Pattern, pattern, same_structure
 from edgeopt.passes.rules_place import match_of
 from edgeopt.passes.rules_same import described, other_operator, other_value
-from edgeopt.passes.rules_trace import Traced, first_line, line_of, on_examples, trace
+from edgeopt.passes.rules_trace import Traced, line_of, on_examples, trace
 from edgeopt.passes.table import Pass
 from edgeopt.program.nodes import module_path, user_line
 

@@ -8,7 +8,6 @@ numbers that the rule leaves open. Where a place is found, it is traced a third 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from edgeopt.errors import EdgeoptError, ProjectError
+from edgeopt.errors import EdgeoptError, ProjectError, first_line
 from edgeopt.passes import in_place, no_ops
 from edgeopt.passes.changed import Context
 from edgeopt.passes.rewrite import remove_dead
 from edgeopt.passes.rules import FusionRule, TensorInput, name_of
 from edgeopt.ports.user_code import user_line
+from edgeopt.program.tracing import plain_attention, silenced
 
 Scalars = Mapping[str, int | float]
 _LEADING = ((5, 7), (9, 11))  # the dimensions that '...' stands for in the two traces
@@ -95,7 +95,7 @@ def trace(
         return outputs
 
     unguarded = mode.shape_env.suppress_guards() if mode.shape_env else contextlib.nullcontext()
-    with torch.no_grad(), mode, unguarded, plain_attention(), _silent():
+    with torch.no_grad(), mode, unguarded, plain_attention(), silenced("torch._subclasses.fake_tensor"):
         own = [value.detach() for value in tensors.values()]  # one tensor may be two inputs, and each is traced
         module = make_fx(called, tracing_mode="real", pre_dispatch=True)(*own)
     if clean:
@@ -160,29 +160,3 @@ def line_of(function: Callable[..., Any], why: BaseException | None = None) -> s
     file = Path(code.co_filename)
     found = user_line(why, file.parent) if why is not None and file.is_absolute() else None
     return found or f"{file.name}, line {code.co_firstlineno}"
-
-
-def first_line(why: BaseException) -> str:
-    return str(why).strip().split("\n")[0]
-
-
-@contextlib.contextmanager
-def plain_attention() -> Iterator[None]:
-    """As models are captured: without torch's fused inference kernel of nn.MultiheadAttention."""
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was)
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Without what torch logs of an operator that fails on fake tensors: the exception says it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = was

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +13,7 @@ from edgeopt.passes import settings
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.check import Check, Verdict
 from edgeopt.passes.table import PASSES, RULES_AFTER, Pass
-from edgeopt.program import ExportedGraph, Program
+from edgeopt.program import ExportedGraph, Program, graph
 from edgeopt.progress import log
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_values import PassSetting
@@ -138,7 +136,7 @@ def _step(
     start = time.perf_counter()
     nodes_before = len(module.graph.nodes)
     try:
-        candidate = _shared(module) if spare is None else spare
+        candidate = graph.shared(module) if spare is None else spare
         changed = step.run(Context(candidate, profile, values))
         if not changed.count:
             untouched = len(candidate.graph.nodes) == nodes_before
@@ -167,12 +165,3 @@ def _unchanged(
     nodes = len(module.graph.nodes)
     declined = changed.declined if changed else ()
     return PassRecord(step.name, 0, declined, nodes, nodes, seconds, 0.0, status, reason, step.level)
-
-
-def _shared(module: GraphModule) -> GraphModule:
-    """A copy of the graph over the same tensors: passes replace tensors, and never write to them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree warns when a graph is copied
-        copied = GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta = dict(module.meta)
-    return copied

@@ -11,6 +11,11 @@ from edgeopt.passes.changed import Context
 from edgeopt.passes.constants import tensor_of
 
 _aten = torch.ops.aten
+MUL = {_aten.mul.Tensor, _aten.mul.Scalar, _aten.multiply.Tensor}
+DIV = {_aten.div.Tensor, _aten.div.Scalar, _aten.true_divide.Tensor, _aten.divide.Tensor}
+ADD = {_aten.add.Tensor, _aten.add.Scalar}
+SUB = {_aten.sub.Tensor, _aten.sub.Scalar}
+NEG = {_aten.neg.default, _aten.negative.default}
 _SAME_VALUE = {
     _aten.lift_fresh_copy.default, _aten.detach.default, _aten.detach_.default, _aten.alias.default,
     _aten.clone.default, _aten.contiguous.default, _aten.expand.default, _aten.view.default, _aten.reshape.default,
@@ -77,6 +82,11 @@ def sizes(node: Any) -> tuple[str, ...] | None:
 def dtype(node: Any) -> torch.dtype | None:
     value = value_of(node)
     return None if value is None else value.dtype
+
+
+def dtype_name(kind: torch.dtype | None) -> str:
+    """The dtype without torch's own name before it."""
+    return str(kind).removeprefix("torch.")
 
 
 def same_type(a: Any, b: Any) -> bool:

@@ -21,6 +21,8 @@ from edgeopt.passes import layers
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.fakes import call
+from edgeopt.passes.scalars import same_type
+from edgeopt.passes.target_torch import left_out
 
 _aten = torch.ops.aten
 PATTERN = "sum_of_matmuls"
@@ -65,15 +67,7 @@ def run(context: Context) -> Changed:
 def _is_sum(node: Node) -> bool:
     if node.op != "call_function" or node.target is not _aten.add.Tensor or layers.argument(node, "alpha") != 1:
         return False
-    return all(isinstance(n, Node) and _like(n, node) for n in node.args[:2])
-
-
-def _like(node: Node, other: Node) -> bool:
-    """Whether both results have the same dtype and, as text, the same sizes."""
-    a, b = node.meta.get("val"), other.meta.get("val")
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return a.dtype == b.dtype and [str(s) for s in a.shape] == [str(s) for s in b.shape]
+    return all(isinstance(n, Node) and same_type(n, node) for n in node.args[:2])
 
 
 def _collect(context: Context, root: Node) -> _Sum:
@@ -99,19 +93,15 @@ def _has_stored_weight(context: Context, node: Node) -> bool:
     if node.target is not _aten.linear.default and node.target not in _MATMUL:
         return False
     weight = tensor_of(context.module, node.args[1])
-    bias = _bias(node)
+    bias = layers.bias_of(node)
     if weight is None or weight.dim() != 2 or node.args[0].op == "get_attr" or not weight.is_floating_point():
         return False
     return bias is None or tensor_of(context.module, bias) is not None
 
 
-def _bias(node: Node) -> Node | None:
-    return layers.argument(node, "bias") if node.target is _aten.linear.default else None
-
-
 def _reason_against(context: Context, found: _Sum) -> str | None:
-    if PATTERN not in context.profile.fusion.patterns:
-        return f"the profile's fusion.patterns leave out {PATTERN}"
+    if reason := left_out(context.profile, PATTERN):
+        return reason
     products = (*found.stored, *found.computed)
     touched = [*products, *found.inner, *(n for p in products for n in p.all_input_nodes)]
     if any(node in context.mutated for node in touched):
@@ -157,7 +147,7 @@ def _laid(context: Context, root: Node, by_input: dict[Node, list[Node]]) -> Nod
     """One linear layer: its weight the inputs' weights side by side, each the sum over the products of that input."""
     products = [p for of_one in by_input.values() for p in of_one]
     weights = [sum(_outputs_first(context, p) for p in of_one) for of_one in by_input.values()]
-    biases = [tensor_of(context.module, b).double() for p in products if (b := _bias(p)) is not None]
+    biases = [tensor_of(context.module, b).double() for p in products if (b := layers.bias_of(p)) is not None]
     dtype, name = tensor_of(context.module, products[0].args[1]).dtype, layers.own_name(products[0].args[1].target)
     weight = torch.cat(weights, 1).to(dtype)
     inputs = list(by_input)

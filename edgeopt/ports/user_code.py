@@ -83,15 +83,25 @@ def _from_file(path: Path, key: str, error: type[EdgeoptError]) -> ModuleType:
 
 def user_line(why: BaseException, base: Path) -> str | None:
     """'file.py, line N' of the innermost frame below `base` in the traceback of `why`, or None."""
-    folder = base.resolve()
     found = None
     for frame in traceback.extract_tb(why.__traceback__):
-        path = Path(frame.filename)
-        if path.is_absolute() and folder in path.parents and "site-packages" not in path.parts:
-            found = f"{path.relative_to(folder)}, line {frame.lineno}"
+        found = place(frame.filename, frame.lineno, base) or found
     if isinstance(why, SyntaxError) and why.filename:
         found = f"{why.filename}, line {why.lineno}"
     return found
+
+
+def calling_line(base: Path) -> str | None:
+    """'file.py, line N' of the innermost frame below `base` on the stack right now, or None."""
+    frames = reversed(traceback.extract_stack())
+    return next(filter(None, (place(frame.filename, frame.lineno, base) for frame in frames)), None)
+
+
+def place(file: str | Path, line: int | None, base: Path) -> str | None:
+    """'file.py, line N' for a file of the user's own code below `base`, None for any other file."""
+    path, folder = Path(file), base.resolve()
+    own = folder in path.parents and "site-packages" not in path.parts
+    return f"{path.relative_to(folder)}, line {line}" if own else None
 
 
 def call(function: Any, *args: Any, key: str, base: Path, error: type[EdgeoptError] = ModelError) -> Any:

@@ -9,16 +9,37 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import GraphModule
 
 from edgeopt.program import reexport
 from edgeopt.program.program import ExportedGraph, ScriptGraph, Signature
 
 
-def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def copied(module: GraphModule) -> GraphModule:
     """A copy of the module with tensors of its own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree warns when a graph is copied
         return copy.deepcopy(module)
+
+
+def shared(module: GraphModule) -> GraphModule:
+    """A copy of the graph over the same tensors: passes replace tensors, and never write to them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        again = GraphModule(module, copy.deepcopy(module.graph))
+    again.meta = dict(module.meta)
+    return again
+
+
+def remove_unused(module: GraphModule) -> int:
+    """Drop the parameters and buffers that no node reads; how many tensors went."""
+    used = {node.target for node in module.graph.nodes if node.op == "get_attr"}
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    unused = [name for name, _ in named if name not in used]
+    for name in unused:
+        path, _, leaf = name.rpartition(".")
+        delattr(module.get_submodule(path), leaf)
+    return len(unused)
 
 
 def to_tensors(signature: Signature, inputs: dict[str, np.ndarray]) -> list[torch.Tensor]:
@@ -102,16 +123,17 @@ def export(program: ExportedGraph) -> torch.export.ExportedProgram:
 
 
 def _exported(program: ExportedGraph) -> torch.export.ExportedProgram:
-    example, *others = (
-        to_tensors(program.signature, synthetic(program.signature, sizes(program.signature, which), seed=0))
-        for which in ("example", "min", "opt")
-    )
-    shapes = dynamic_shapes(program.signature)
+    signature = program.signature
+
+    def at(which: str) -> list[torch.Tensor]:
+        return to_tensors(signature, synthetic(signature, sizes(signature, which), seed=0))
+
+    example, shapes = at("example"), dynamic_shapes(signature)
     try:
         with torch.no_grad():
             return torch.export.export(program.module, tuple(example), dynamic_shapes=shapes, strict=False)
     except Exception:  # torch's own UserError, or what its shape analysis raises
-        made = reexport.deferred(program.module, example, shapes, others)
+        made = reexport.deferred(program.module, example, shapes, [at("min"), at("opt")])
         if made is None:
             raise
         return made

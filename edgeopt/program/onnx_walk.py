@@ -111,7 +111,7 @@ class _Walker:
 
     def graph(self, graph: GraphProto) -> None:
         for node in graph.node:
-            for body in _bodies(node):
+            for body in bodies(node):
                 self._bodies = True
                 self._learn(body)
                 self.graph(body)
@@ -135,7 +135,7 @@ class _Walker:
         names = [name for name in node.input if name]
         given = [self._value(name) for name in names]
         made_names = [name for name in node.output if name]
-        if any(self._sized(name) is None for name in (*names, *made_names)) and not _bodies(node):
+        if any(self._sized(name) is None for name in (*names, *made_names)) and not bodies(node):
             self._unsized += 1
         stored = bool(given) and given[0].storage is None
         if node.op_type in _VIEWS and given:
@@ -164,7 +164,7 @@ class _Walker:
             return ("contraction", found) if found else ("unknown", 0)
         if node.domain not in _STANDARD:
             return "unknown", 0
-        if _bodies(node):
+        if bodies(node):
             return "other", 0
         read = max((math.prod(v.shape) for v in given), default=0)
         window = math.prod(_attribute(node, "kernel_shape", ()))
@@ -259,7 +259,8 @@ def operator_name(node: NodeProto) -> str:
     return node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
 
 
-def _bodies(node: NodeProto) -> list[GraphProto]:
+def bodies(node: NodeProto) -> list[GraphProto]:
+    """The graphs that an If, Loop or Scan holds."""
     found = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
     return found + [g for a in node.attribute if a.type == AttributeProto.GRAPHS for g in a.graphs]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from edgeopt.program.custom_ops import NONE, CustomOps
+from edgeopt.spec.half_formats import HalfPrecision
 from edgeopt.spec.manifest import Axis, TensorSpec
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class ExportedGraph(_Captured):
 
     module: torch.fx.GraphModule = None  # type: ignore[assignment]
     integer: bool = False
-    half: Literal["fp16", "bf16"] | None = None
+    half: HalfPrecision | None = None
     qat_state: dict[str, torch.Tensor] | None = None  # what QAT learned: the fake-quantized graph's state_dict
     # kept by graph.export, since the stage cache and the writers of files all take it; a changed copy starts anew
     exported: list[torch.export.ExportedProgram] = field(default_factory=list, init=False, repr=False, compare=False)

@@ -30,11 +30,12 @@ def deferred(
         made.graph.eliminate_dead_code()
         made.graph_module.recompile()
         again = made.module(check_guards=False)
-        same = all(_equal(module(*inputs), again(*inputs)) for inputs in others)
+        same = all(equal(module(*inputs), again(*inputs)) for inputs in others)
     return made if same else None
 
 
-def _equal(wanted: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> bool:
+def equal(wanted: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> bool:
+    """Whether the tensors are the same in shape and in every value; NaN equals NaN."""
     return all(
         a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point())
         for a, b in zip(wanted, got, strict=True)

@@ -8,10 +8,8 @@ aten operators: it is run on synthetic inputs, and what its run dispatches is no
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgeopt.errors import StageError
+from edgeopt.errors import StageError, first_line
 from edgeopt.program import estimates, graph, node_words, parts
 from edgeopt.program.operators import Builder, Kind, Value, Walk
 from edgeopt.program.program import ExportedGraph, OnnxGraph, Program, ScriptGraph
+from edgeopt.program.tracing import quiet
+
+# torch notes there what it cannot run without data: it is run with data then
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.interpreter")
 
 
 def walk(program: Program, sizes: Mapping[str, int] | None = None) -> Walk:
@@ -39,7 +41,7 @@ def walk(program: Program, sizes: Mapping[str, int] | None = None) -> Walk:
         from edgeopt.program import onnx_walk
 
         return onnx_walk.walk(program.model, onnx_walk.shapes_at(program.signature.inputs, at), at)
-    with _quiet(), torch.no_grad():
+    with quiet(*_LOGGERS), torch.no_grad():
         if isinstance(program, ExportedGraph):
             with contextlib.suppress(Exception):  # data-dependent sizes, an operator that knows real tensors only
                 return _without_data(program, at)
@@ -69,7 +71,7 @@ def _with_data(program: ExportedGraph | ScriptGraph, sizes: dict[str, int]) -> W
         except Exception as why:
             failed = why
     raise StageError(
-        f"the program does not run: {type(failed).__name__}: {str(failed).strip().splitlines()[0][:200]}",
+        f"the program does not run: {type(failed).__name__}: {first_line(failed)}",
         where="operators of the graph", todo="give `values` for its inputs in the project",
     ) from failed  # fmt: skip
 
@@ -307,19 +309,3 @@ def _is_tensor(value: Any) -> bool:
 def _listed(value: Any) -> Iterable[torch.Tensor]:
     """Tensors in the list that a node gave, where another node takes the list as a whole."""
     return (t for t in tree_leaves(value) if _is_tensor(t)) if isinstance(value, list | tuple) else ()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's notes of what it cannot run without data: it is run with data then."""
-    names = ("torch._subclasses.fake_tensor", "torch.fx.interpreter")
-    were = {name: logging.getLogger(name).disabled for name in names}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name in names:
-                logging.getLogger(name).disabled = True
-            yield
-    finally:
-        for name, was in were.items():
-            logging.getLogger(name).disabled = was

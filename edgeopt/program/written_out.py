@@ -9,17 +9,15 @@ ONNX has them from 17 and 14: opset 17 is what TensorRT 8 reads, whose parser ha
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.program import masks
+from edgeopt.program import graph, masks
 from edgeopt.program.program import ExportedGraph
 
 _aten = torch.ops.aten
@@ -34,7 +32,7 @@ def for_onnx(program: ExportedGraph, opset: int) -> ExportedGraph:
     """
     if not any(_writer(node, opset) for node in program.module.graph.nodes):
         return program
-    module = _shared(program.module)
+    module = graph.shared(program.module)
     for node in list(module.graph.nodes):
         writer = _writer(node, opset)
         if writer:
@@ -46,15 +44,6 @@ def for_onnx(program: ExportedGraph, opset: int) -> ExportedGraph:
     module.graph.eliminate_dead_code(is_impure_node=_is_impure)
     module.recompile()
     return dataclasses.replace(program, module=module)
-
-
-def _shared(module: GraphModule) -> GraphModule:
-    """A copy of the graph over the same tensors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree warns when a graph is copied
-        copied = GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta = dict(module.meta)
-    return copied
 
 
 def _is_impure(node: Node) -> bool:

@@ -83,14 +83,21 @@ def output_errors(references: Sequence[Tensors], values: Sequence[Tensors]) -> d
     return {n: output_error([r[n] for r in references], [v[n] for v in values]) for n in names}
 
 
+def broken(name: str, error: Error) -> str | None:
+    """Why an output cannot be right within any tolerance, or None."""
+    if error.mismatches:
+        return f"output '{name}': {error.mismatches} integers differ"
+    if math.isinf(error.max_abs):
+        return f"output '{name}' is NaN or infinite where the reference is not, or the other way round"
+    return None
+
+
 def reasons_against(errors: Mapping[str, Error], tolerance: Tolerance) -> list[str]:
     """Why the outputs are not within `tolerance`, an entry for each output; [] where they are."""
     reasons = []
     for name, error in errors.items():
-        if error.mismatches:
-            reasons.append(f"output '{name}': {error.mismatches} integers differ")
-        elif math.isinf(error.max_abs):
-            reasons.append(f"output '{name}' is NaN or infinite where the reference is not, or the other way round")
+        if reason := broken(name, error):
+            reasons.append(reason)
         elif tolerance.sqnr_db is not None and error.sqnr_db < tolerance.sqnr_db:
             reasons.append(f"output '{name}': SQNR {error.sqnr_db:.1f} dB, at least {tolerance.sqnr_db:g} is asked")
         elif tolerance.max_abs is not None and error.max_abs > tolerance.max_abs:

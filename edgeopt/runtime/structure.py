@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from edgeopt.errors import CaptureError
-from edgeopt.onboard.structure import flat_inputs, restore
+from edgeopt.onboard.structure import restore
 
-__all__ = ["Flat", "flat_inputs", "flatten", "restore"]
+__all__ = ["Flat", "flatten", "restore"]
 
 ROOT_NAME = "output"
 
