@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -88,8 +89,10 @@ def test_every_command_reads_the_ssh_config_and_refuses_an_unknown_host(
 
 
 def test_a_port_where_nothing_listens(edgeopt, artifact, ssh_config, sshd):
-    dead = ssh_config(sshd, "dead", Port=1)
-    assert "nothing listens" in edgeopt("push", artifact.folder, "device", code=11, config=dead).stderr
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = ssh_config(sshd, "dead", Port=unused.getsockname()[1])
+        assert "nothing listens" in edgeopt("push", artifact.folder, "device", code=11, config=dead).stderr
 
 
 def test_accept_new_host_key_goes_on_and_says_so(edgeopt, artifact, ssh_config, sshd, tmp_path):

@@ -1,4 +1,4 @@
-"""A 16-bit program run in torch, as a file in onnxruntime, and as TorchScript."""
+"""Programs made 16-bit and run in torch, as a file in onnxruntime, and as TorchScript; the bounds of the formats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,24 @@ from edgeopt.backends import onnx_export, torchscript
 from edgeopt.passes.half import HalfReport, half
 from edgeopt.program import ExportedGraph, graph
 from edgeopt.runtime.compare import output_errors
+from edgeopt.spec.half_formats import FORMATS
 from tests.passes.support import program
 
 CAST = "aten.to.dtype"
+TYPES = {"fp16": "float16", "bf16": "bfloat16"}
+BOUND = {name: form.least_sqnr_db for name, form in FORMATS.items()}
+
+
+class Rows(nn.Module):
+    """`inner` between two linear layers: x [..., 32] -> [..., 32]."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.inner, self.after = nn.Linear(32, 32), inner, nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.after(self.inner(self.before(x)))
 
 
 def converted(

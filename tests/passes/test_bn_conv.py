@@ -188,7 +188,8 @@ BEFORE_KEPT = {
     ),
     "linear over width": (nn.Sequential(filled(nn.BatchNorm2d(2)), nn.Linear(4, 2)), "no input channel"),
     "written to": (
-        Chain(filled(nn.BatchNorm2d(2)), nn.Conv2d(2, 2, 1), last=lambda x, seen: (x, seen[1].view(-1).add_(1))), "",
+        Chain(filled(nn.BatchNorm2d(2)), nn.Conv2d(2, 2, 1), last=lambda x, seen: (x, seen[1].view(-1).add_(1))),
+        "writes to what it reads or gives",
     ),
 }  # fmt: skip
 
