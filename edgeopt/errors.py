@@ -8,6 +8,7 @@
     +-- CaptureError             6   a model that cannot be captured faithfully
     +-- DataError                7   calibration, training or evaluation data: empty, NaN, wrong shape
     +-- StageError               8   a stage of the pipeline that cannot go on
+    |   +-- DeclinedError        8   one that cannot serve this program after all: the build goes on without it
     +-- LoweringError            9   a backend that cannot write its files; no candidate left
     +-- ArtifactError           10   an artifact: not one, truncated, changed, unsafe, too new
     +-- HostError               11   a device that cannot be reached or used: name, refusal, silence, login
@@ -84,6 +85,10 @@ class DataError(EdgeoptError):
 
 class StageError(EdgeoptError):
     exit_code = 8
+
+
+class DeclinedError(StageError):
+    pass
 
 
 class LoweringError(EdgeoptError):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 log = logging.getLogger("edgeopt")
 
-Advance = Callable[[float], None]
-"""Called with the amount done since the last call, in the unit of `total`."""
+Advance = Callable[..., None]
+"""Called with the amount done since the last call, in the unit of `total`, and where it changes with a new label."""
 
 
 def set_up_logging(*, verbose: bool = False, quiet: bool = False) -> None:
@@ -30,9 +30,9 @@ class Progress:
 
     @contextlib.contextmanager
     def bar(self, label: str, total: float | None, *, unit: str = "") -> Iterator[Advance]:
-        """A bar for the time of the `with` block; yields `advance(amount)`. `unit` 'bytes' shows rate and size."""
+        """A bar for the time of the `with` block; yields `advance(amount, label)`. `unit` 'bytes' shows rate."""
         if not self._shown:
-            yield lambda amount: None
+            yield lambda amount, label=None: None
             return
         from rich import progress
         from rich.console import Console
@@ -46,7 +46,7 @@ class Progress:
         console = Console(stderr=True)
         with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bars:
             task = bars.add_task(label, total=total)
-            yield lambda amount: bars.advance(task, amount)
+            yield lambda amount, label=None: bars.update(task, advance=amount, description=label)
 
 
 SILENT = Progress(quiet=True)

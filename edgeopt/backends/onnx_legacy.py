@@ -151,6 +151,8 @@ def _replace(module: GraphModule, dequantize: Node, target: torch._ops.OpOverloa
                 dequantize.replace_all_uses_with(value)
                 module.graph.erase_node(dequantize)
                 return
+        elif source.op == "call_function" and _is(dequantize, "dequantize_per_tensor"):
+            value = _moved_back(module, dequantize, source, target)
         else:
             raise LoweringError(f"integers of '{source.name}' are used other than by dequantize")
         if _is(dequantize, "dequantize_per_channel"):
@@ -159,6 +161,14 @@ def _replace(module: GraphModule, dequantize: Node, target: torch._ops.OpOverloa
         fake = module.graph.call_function(target, (value, *middle, low, high))
     dequantize.replace_all_uses_with(fake)
     module.graph.erase_node(dequantize)
+
+
+def _moved_back(module: GraphModule, dequantize: Node, source: Node, target: torch._ops.OpOverload) -> Node:
+    """What moves integers (passes/dequantize_later) moves their floats: all on the grid that they are quantized to."""
+    floats = module.graph.call_function(dequantize.target, (source.args[0], *dequantize.args[1:]))
+    value = module.graph.call_function(source.target, (floats, *source.args[1:]), source.kwargs)
+    _replace(module, floats, target)
+    return value
 
 
 def _float_weight(module: GraphModule, dequantize: Node, source: Node) -> Node:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _INTEGER_OPERATORS = {
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
-    "MatMulInteger",
+    "MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention", "MatMulNBits",
 }  # fmt: skip
 _INLINE_LIMIT_BYTES = 2_000_000_000  # protobuf holds less than 2 GiB in one message
 

@@ -14,12 +14,22 @@ from edgeopt.program.program import Signature
 from edgeopt.spec.values import did_you_mean
 
 
+class Checked(dict):
+    """A batch {input name: array} that was checked against `signature` already, and its positional tensors."""
+
+    def __init__(self, tensors: list[torch.Tensor], signature: Signature):
+        super().__init__(zip(signature.input_names, (t.numpy() for t in tensors), strict=True))
+        self.tensors, self.signature = tensors, signature
+
+
 def to_tensors(batch: Any, signature: Signature, *, where: str) -> list[torch.Tensor]:
     """A batch {input name: array or tensor}, flat or nested as forward takes its arguments, as positional tensors.
 
     DataError, which names `where` (as in 'calibration batch 3'), the input and the axis, for names, dtypes or shapes
     that are not the signature's, for axes outside their declared range, and for NaN and infinity.
     """
+    if isinstance(batch, Checked) and batch.signature is signature:
+        return batch.tensors
     if not isinstance(batch, Mapping):
         raise DataError(
             f"a batch must be a dict of input name to array, not {type(batch).__name__}", where=where,
@@ -72,7 +82,9 @@ def _check_tensor(spec, tensor: torch.Tensor, signature: Signature, axes: dict[s
         )  # fmt: skip
     for index, (size, declared) in enumerate(zip(tensor.shape, spec.shape, strict=True)):
         _check_size(index, size, declared, signature, axes, where)
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if tensor.is_floating_point() and tensor.numel():
+        if all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):  # one pass: a NaN anywhere is both ends
+            return
         kind = "NaN" if bool(torch.isnan(tensor).any()) else "infinity"
         raise DataError(f"it holds {kind}", where=where, todo="remove or mend that sample")
 

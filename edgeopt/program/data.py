@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import operator
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from edgeopt.errors import DataError
 from edgeopt.ports import user_code
@@ -18,16 +20,72 @@ from edgeopt.spec.project import Project
 def calibration_batches(project: Project, signature: Signature) -> Iterator[dict[str, np.ndarray]]:
     """At most `project.calibration_batches` batches, checked, as {input name: array}; one is in memory at a time.
 
-    DataError for an empty loader, and for a batch that does not fit the signature or holds NaN or infinity.
+    What checks them again against the same signature finds that done (batches.Checked). Random numbers that the
+    user's code draws start from the project's seed, so that the same batches come every time. DataError for an empty
+    loader, and for a batch that does not fit the signature or holds NaN or infinity.
     """
-    stream = Rows(call(project, "calibration"), project, "calibration")
-    seen = 0
-    for batch in itertools.islice(stream, project.calibration_batches):
-        seen += 1
-        tensors = batches.to_tensors(batch, signature, where=f"key 'calibration': {project.calibration}, batch {seen}")
-        yield {name: tensor.numpy() for name, tensor in zip(signature.input_names, tensors, strict=True)}
-    if not seen:
-        raise empty("calibration")
+    return _Calibration(project, signature)
+
+
+class _Calibration(Iterator):
+    """The user's calibration loader; operator.length_hint gives how many batches it says that it has."""
+
+    def __init__(self, project: Project, signature: Signature):
+        self._project, self._signature, self._seen = project, signature, 0
+        self._draws = _Draws(project.seed)
+        with self._draws:
+            rows = Rows(call(project, "calibration"), project, "calibration")
+            self._rows = iter(rows)
+        most = project.calibration_batches
+        self._expected = min(most, operator.length_hint(rows, most))
+
+    def __length_hint__(self) -> int:
+        return max(0, self._expected - self._seen)
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        end = object()
+        batch = end
+        if self._seen < self._project.calibration_batches:
+            with self._draws:
+                batch = next(self._rows, end)
+        if batch is end:
+            if not self._seen:
+                raise empty("calibration")
+            raise StopIteration
+        self._seen += 1
+        where = f"key 'calibration': {self._project.calibration}, batch {self._seen}"
+        return batches.Checked(batches.to_tensors(batch, self._signature, where=where), self._signature)
+
+
+class _Draws:
+    """Random generators that start from `seed` inside `with` blocks and go on there; outside they are as if unused."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._own: tuple[Any, ...] | None = None
+
+    def __enter__(self) -> None:
+        self._others = _random_states()
+        if self._own is None:
+            torch.manual_seed(self._seed)
+            np.random.seed(self._seed % 2**32)  # noqa: NPY002  users' loaders draw from it
+            random.seed(self._seed)
+        else:
+            _set_random_states(self._own)
+
+    def __exit__(self, *why: object) -> None:
+        self._own = _random_states()
+        _set_random_states(self._others)
+
+
+def _random_states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    random.setstate(states[2])
 
 
 def guarded(project: Project, key: str) -> Callable[..., Any]:

@@ -11,6 +11,8 @@ from torch.fx import GraphModule, Node
 from edgeopt.errors import ProjectError
 from edgeopt.program.nodes import module_path
 
+NODE = "%"  # '%conv2d_3' is the one operator of that name in the graph, as torch.fx writes it
+
 
 def aten_name(node: Node) -> str:
     """The aten operator's name without overload and in-place mark: 'conv2d', 'add'; '' for anything else."""
@@ -21,7 +23,9 @@ def aten_name(node: Node) -> str:
 
 
 def matches(pattern: str, node: Node) -> bool:
-    """Whether `pattern` is the node's module ('features.0', which takes what is below it too) or its operator."""
+    """Whether `pattern` is the node's module ('features.0', which takes what is below it too), its operator, or it."""
+    if pattern.startswith(NODE):
+        return node.name == pattern[len(NODE) :]
     path = module_path(node)
     return (
         fnmatch.fnmatchcase(path, pattern)

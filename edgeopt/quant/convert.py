@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from edgeopt.program import ExportedGraph
+from edgeopt.program import ExportedGraph, graph
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import findings, pt2e
-from edgeopt.quant.bias_correction import correct_biases
+from edgeopt.quant import batch_norms, findings, improve, integers, off_centre, pt2e, samples
+from edgeopt.quant import state as state_dict
 from edgeopt.quant.calibrate import calibrate
 from edgeopt.quant.prepare import Prepared, prepare
 from edgeopt.quant.report import QuantReport
+from edgeopt.quant.sharing import share_near_scales
 from edgeopt.spec.profile import ResolvedQuantization
 
 
@@ -27,14 +28,15 @@ def from_batches(
     keep_float: tuple[str, ...] = (),
     progress: Progress = SILENT,
 ) -> tuple[ExportedGraph, QuantReport]:
-    """Post-training quantization on at most `limit` batches {input name: array}; the first ones also correct biases."""
+    """Post-training quantization on at most `limit` batches {input name: array}, with what `improve` names."""
+    kept, stream = samples.held(batches, program.signature, limit=limit)
+    program, before = improve.before(program, quantization, kept, progress=progress)
     prepared = prepare(program, quantization, keep_float=keep_float)
-    first = calibrate(prepared, batches, limit=limit, progress=progress)
-    corrected = 0
-    if quantization.ranges != "percentile":  # measured: with clipped ranges a corrected bias agrees less (docs/numbers)
-        corrected = correct_biases(prepared.module, first, progress=progress)
+    calibrate(prepared, stream, limit=limit, progress=progress)
+    prepared = off_centre.kept_float(prepared)
+    after, biases = improve.after(prepared, kept, progress=progress)
     integer, report = convert(prepared)
-    return integer, dataclasses.replace(report, biases_corrected=corrected)
+    return integer, dataclasses.replace(report, improved={**before, **after}, biases_corrected=biases)
 
 
 def from_state(
@@ -46,15 +48,23 @@ def from_state(
 ) -> tuple[ExportedGraph, QuantReport]:
     """The integer program of a fine-tuned one: the preparation is repeated and `state`, which `qat` gave, loaded."""
     prepared = prepare(program, quantization, qat=True, keep_float=keep_float)
-    prepared.module.load_state_dict(state)
+    state_dict.load(prepared.module, state)
     return convert(prepared)
 
 
 def convert(prepared: Prepared) -> tuple[ExportedGraph, QuantReport]:
     """The integer program of a calibrated or trained one, which is used up by it; weights are stored as int8."""
     findings.fit_biases(prepared.module)
-    warnings = findings.range_warnings(prepared.module)
+    inputs = prepared.program.signature.input_names
+    warnings = (*prepared.report.warnings, *findings.range_warnings(prepared.module, inputs))
+    batch_norms.hide(prepared.module)
     with torch.random.fork_rng(devices=()):  # torchao traces its patterns with random inputs
-        module = pt2e.convert_pt2e(prepared.module, use_reference_representation=False, fold_quantize=True)
+        module = pt2e.convert_pt2e(prepared.module, use_reference_representation=False, fold_quantize=False)
+    batch_norms.show(module)
+    integers.store_weights(module)
+    graph.remove_unused(module)
+    if not prepared.qat:  # the loss of a training has seen each operand with its own scale
+        share_near_scales(module)
+    integers.complete_metadata(module)
     program = prepared.program.after("quantize", module=module, integer=True)
     return program, dataclasses.replace(prepared.report, warnings=warnings)

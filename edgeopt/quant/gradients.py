@@ -6,13 +6,18 @@ before it stay as they are.
 
 from __future__ import annotations
 
+import ast
+import functools
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from edgeopt.errors import StageError
+from edgeopt.ports import user_code
 from edgeopt.program import ExportedGraph, graph
 from edgeopt.program.nodes import user_line
 from edgeopt.program.own_operators import is_own
@@ -30,12 +35,46 @@ def require(program: ExportedGraph) -> None:
 
 def _after_weights(module: GraphModule) -> set[Node]:
     """The user's operators whose arguments depend on a trained weight."""
-    weights = dict(module.named_parameters())
+    weights = dict(module.named_parameters(remove_duplicate=False))  # a tied weight has two names
     after: set[Node] = set()
     for node in module.graph.nodes:
         if node.op == "get_attr" and node.target in weights or any(source in after for source in node.all_input_nodes):
             after.add(node)
     return {node for node in after if node.op == "call_function" and is_own(node.target)}
+
+
+def lost(module: GraphModule, folder: Path) -> tuple[str, ...]:
+    """A warning for each autograd.Function of the user's whose own `backward` the captured graph does not have.
+
+    torch.export follows the operators inside its `forward`; gradients then are those of these operators. It is told
+    by the lines of the user's code below `folder` that made the nodes.
+    """
+    found: dict[tuple[str, str], None] = {}
+    for node in module.graph.nodes:
+        for file, line in re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or ""):
+            if user_code.place(file, int(line), folder) and (name := _function_at(file, int(line))):
+                found[Path(file).name, name] = None
+    return tuple(
+        f"{file}: {name} has a backward of its own, which a captured graph does not keep: training used the gradients "
+        "of the operators in its forward; register the operator with torch.library to keep it"
+        for file, name in found
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _function_at(file: str, line: int) -> str | None:
+    """The class around that line, where it is an autograd.Function with a backward."""
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0):
+            function = any(ast.unparse(base).split(".")[-1] == "Function" for base in node.bases)
+            methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            if function and "backward" in methods:
+                return node.name
+    return None
 
 
 class _Prober(Interpreter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from edgeopt.program import ExportedGraph, graph
-from edgeopt.quant import pt2e, scheme
+from edgeopt.quant import annotations, batch_norms, even_weights, pt2e, rewrites, scheme
 from edgeopt.quant.quantizer import PlacementQuantizer
 from edgeopt.quant.report import QuantReport, report_of
 from edgeopt.spec.profile import ResolvedQuantization
@@ -36,18 +37,28 @@ def prepare(
     """Observers or fake-quantizers at the edges that the placement's rules choose.
 
     Deterministic: the same program and settings give the same names, so that a state_dict of one preparation loads
-    into another. ProjectError where `keep_float` names nothing of the model.
+    into another. Where weights get one scale a tensor, their channels are made even first. ProjectError where
+    `keep_float` names nothing of the model.
     """
     module = graph.copied(program.module)
-    _complete_metadata(module, program)
-    quantizer = PlacementQuantizer(quantization.placement, scheme.scheme_for(quantization, qat=qat), tuple(keep_float))
+    complete_metadata(module, program)
+    annotations.keep_float(module, keep_float)
+    folded = batch_norms.fold(module)
+    if not quantization.per_channel and even_weights.even(module):
+        program = dataclasses.replace(program, module=graph.copied(module))
+    batch_norms.hide(module)
+    if quantization.placement.startswith("onnxruntime"):
+        rewrites.global_pooling(module)
+        rewrites.separate_biases(module, copied=not qat)
+    quantizer = PlacementQuantizer(quantization.placement, scheme.scheme_for(quantization, qat=qat))
     with torch.random.fork_rng(devices=()):  # torchao traces its patterns with random inputs
         module = (pt2e.prepare_qat_pt2e if qat else pt2e.prepare_pt2e)(module, quantizer)
-    report = report_of(_in_words(quantization), quantizer.decisions)
+    batch_norms.show(module)
+    report = report_of(in_words(quantization), quantizer.decisions, batch_norms_folded=folded)
     return Prepared(program, quantization, module, report, qat)
 
 
-def _complete_metadata(module: torch.fx.GraphModule, program: ExportedGraph) -> None:
+def complete_metadata(module: torch.fx.GraphModule, program: ExportedGraph) -> None:
     """Rules read dtypes and ranks from `meta['val']`; stored tensors and nodes of graph passes may lack it."""
     nodes = [node for node in module.graph.nodes if node.op in ("call_function", "placeholder", "get_attr")]
     if all("val" in node.meta for node in nodes):
@@ -57,7 +68,8 @@ def _complete_metadata(module: torch.fx.GraphModule, program: ExportedGraph) -> 
     FakeTensorProp(module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*example)
 
 
-def _in_words(quantization: ResolvedQuantization) -> str:
+def in_words(quantization: ResolvedQuantization) -> str:
+    """What a report calls the scheme."""
     per = "channel" if quantization.per_channel else "tensor"
     return (
         f"{quantization.placement}: activations {quantization.activations} per tensor ({quantization.ranges}), "

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from edgeopt.program import patterns
 from edgeopt.program.nodes import module_path
-from edgeopt.quant import pt2e, rules
+from edgeopt.quant import annotations, pt2e, rules
 from edgeopt.quant.scheme import Scheme
 
 
@@ -29,19 +28,15 @@ class Decision:
 class PlacementQuantizer(pt2e.Quantizer):
     """torchao's quantizer for a placement table; `decisions` is filled by `annotate`.
 
-    `keep_float`: patterns of module paths ('features.0', which takes what is below it too, or 'layers.*.norm') and
-    of operators ('linear') that stay float. ProjectError where one matches nothing, since a misspelt one would
-    silently quantize what must not be.
+    What `annotations.keep_float` has marked stays float.
     """
 
-    def __init__(self, placement: str, scheme: Scheme, keep_float: tuple[str, ...] = ()):
+    def __init__(self, placement: str, scheme: Scheme):
         self._rules = {name: rule for rule in reversed(rules.PLACEMENTS[placement]) for name in rule.operators}
         self._scheme = scheme
-        self._keep_float = keep_float
         self.decisions: tuple[Decision, ...] = ()
 
     def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        patterns.check(self._keep_float, model, key="keep_float")
         self.decisions = tuple(
             self._decide(node, self._rules[rules.operator(node)])
             for node in model.graph.nodes
@@ -53,7 +48,7 @@ class PlacementQuantizer(pt2e.Quantizer):
         """Nothing to check: rules only place what their kernels take."""
 
     def _decide(self, node: Node, rule: rules.Rule) -> Decision:
-        if any(patterns.matches(pattern, node) for pattern in self._keep_float):
+        if annotations.is_kept_float(node):
             reason = "kept float by the project"
         else:
             reason = rule.place(node, self._scheme) or ""
@@ -71,8 +66,11 @@ def macs(node: Node) -> int:
         # a transposed convolution does one product for each input element and output it reaches
         elements = _sizes(node.args[0]) if transposed else _sizes(node)
         return _product(elements) * _product(weight[1:])
-    if name in ("linear", "matmul", "bmm", "mm"):
+    if name in ("linear", *rules.MATMULS):
         return _product(_sizes(node)) * _sizes(node.args[0])[-1]
+    if name in rules.ATTENTION:  # scores of every query with every key, and as many products with the values
+        query, key, value = (_sizes(arg) for arg in node.args[:3])
+        return _product(query[:-1]) * key[-2] * (query[-1] + value[-1])
     return 0
 
 

@@ -18,6 +18,7 @@ INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 class Scheme:
     """Specifications that rules put on edges and nodes. `weight` takes the axis of the output channels.
 
+    `table` is for what is looked up and never multiplied: 8 bits, whatever the weights have, and a scale a row.
     `integer_bias`: biases are int32 at the scale input scale times weight scale, zero point 0. onnxruntime up to at
     least 1.16 (the newest for Python 3.8 on aarch64) leaves a convolution with a float bias in float; 1.32 takes both.
     TensorRT wants the bias in float.
@@ -25,13 +26,14 @@ class Scheme:
 
     activation: pt2e.QuantizationSpec
     weight: Callable[[int], pt2e.QuantizationSpec]
+    table: pt2e.QuantizationSpec
     integer_bias: bool
 
-    def bias(self, source: Node, weight: Node, user: Node) -> pt2e.DerivedQuantizationSpec:
-        """The specification of the bias of `user`, a convolution or linear of `source` by `weight`."""
+    def bias(self, source: tuple[Node, Node], weight: tuple[Node, Node]) -> pt2e.DerivedQuantizationSpec:
+        """The specification of a bias, from the edges that carry its layer's integer input and weight."""
         per_channel = self.weight(0).qscheme == torch.per_channel_symmetric
         return pt2e.DerivedQuantizationSpec(
-            derived_from=[(source, user), (weight, user)],
+            derived_from=[source, weight],
             derive_qparams_fn=bias_qparams,
             dtype=torch.int32,
             quant_min=INT32_MIN,
@@ -43,13 +45,12 @@ class Scheme:
 
 def scheme_for(quantization: ResolvedQuantization, *, qat: bool) -> Scheme:
     """The scheme of a profile's quantization, with observers (`qat` false) or fake-quantizers (`qat` true)."""
-    low, high = -(2 ** (quantization.weight_bits - 1)), 2 ** (quantization.weight_bits - 1) - 1
 
-    def weight(channel_axis: int) -> pt2e.QuantizationSpec:
+    def weight(channel_axis: int, bits: int = quantization.weight_bits) -> pt2e.QuantizationSpec:
         return pt2e.QuantizationSpec(
             dtype=torch.int8,
-            quant_min=low,
-            quant_max=high,
+            quant_min=-(2 ** (bits - 1)),
+            quant_max=2 ** (bits - 1) - 1,
             qscheme=torch.per_channel_symmetric if quantization.per_channel else torch.per_tensor_symmetric,
             ch_axis=channel_axis if quantization.per_channel else None,
             observer_or_fake_quant_ctr=observers.for_weights(per_channel=quantization.per_channel, qat=qat),
@@ -63,7 +64,7 @@ def scheme_for(quantization: ResolvedQuantization, *, qat: bool) -> Scheme:
         qscheme=torch.per_tensor_affine if unsigned else torch.per_tensor_symmetric,
         observer_or_fake_quant_ctr=observers.for_activations(quantization.ranges, qat=qat),
     )
-    return Scheme(activation, weight, integer_bias=quantization.placement.startswith("onnxruntime"))
+    return Scheme(activation, weight, weight(0, bits=8), integer_bias=quantization.placement.startswith("onnxruntime"))
 
 
 def bias_qparams(sources: list) -> tuple[torch.Tensor, torch.Tensor]:

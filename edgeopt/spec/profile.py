@@ -11,6 +11,7 @@ from edgeopt.spec import jetpack
 from edgeopt.spec.overrides import apply_overrides, set_note
 from edgeopt.spec.profile_checks import impossible, precisions_of, refusal
 from edgeopt.spec.profile_values import (
+    VNNI_FLAGS,
     Container,
     Fuser,
     Fusion,
@@ -166,7 +167,7 @@ def _resolve(file: ProfileFile, *, name: str, source: str) -> Profile:
         ),
         fuser=fuser, fusion=fusion, quantization=_quantization(file, target), backends=file.backends,
         passes=file.passes, container=_container(file, row), limits=file.limits, root=file.root, dla=file.dla,
-        after_activate=file.after_activate, health=file.health, notes=notes,
+        after_activate=file.after_activate, health=file.health, notes=(*notes, *_saturation(file, target)),
     )  # fmt: skip
 
 
@@ -213,6 +214,8 @@ def _target(file: ProfileFile, row: jetpack.Release | None, source: str) -> Targ
             raise ProfileError(
                 f"missing key 'target.{key}'", where=source, todo="add it, or name a Jetson with module: NAME"
             )
+    if "vnni" not in facts:
+        facts["vnni"] = bool(VNNI_FLAGS & set(facts.get("cpu_features", ())))
     if "onnx_opset_max" not in facts:
         # 20: what torch's exporter writes by default and onnxruntime reads from 1.17 on
         facts["onnx_opset_max"] = jetpack.opset_max(facts["tensorrt"]) if "tensorrt" in facts else 20
@@ -255,6 +258,16 @@ def _for_torch(fuser: Fuser, fusion: Fusion, target: Target) -> tuple[dict[str, 
     return flags, fusion, tuple(notes)
 
 
+def _saturation(file: ProfileFile, target: Target) -> tuple[str, ...]:
+    """What is said where 8 bits are asked for on a CPU that sums them in int16."""
+    resolved = _quantization(file, target)
+    if resolved.placement != "onnxruntime-x86" or target.vnni or resolved.weight_bits < 8:
+        return ()
+    return (
+        "quantization.weight_bits: 8, but x86 without VNNI sums products in int16, where they saturate; 7 is exact",
+    )
+
+
 def _quantization(file: ProfileFile, target: Target) -> ResolvedQuantization:
     q = file.quantization
     here = "onnxruntime-x86" if target.arch == "x86_64" else "onnxruntime-arm"
@@ -267,4 +280,6 @@ def _quantization(file: ProfileFile, target: Target) -> ResolvedQuantization:
     return ResolvedQuantization(
         placement=placement, activations=q.activations or symmetric,
         weight_bits=q.weight_bits or (7 if saturates else 8), per_channel=q.per_channel, ranges=q.ranges,
+        dynamic=q.dynamic,
+        improve=q.improve,
     )  # fmt: skip

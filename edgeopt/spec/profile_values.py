@@ -24,6 +24,8 @@ VersionText = Annotated[StrictStr, BeforeValidator(_quoted), Field(pattern=r"^\d
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 BackendName = Literal["onnxruntime", "torchscript", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
+Ranges = Literal["minmax", "moving-average", "percentile", "mse", "entropy"]
+Improvement = Literal["equalize", "rounding", "biases"]
 Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "tensorrt"]
 # what passes/ fuses; activations after a convolution are fused by the runtimes
 FusionPattern = Literal[
@@ -51,6 +53,8 @@ def _pass_setting(value: Any) -> Any:
 PassSetting = Annotated[  # on, off, or its settings
     StrictBool | dict[StrictStr, StrictBool | StrictInt | StrictFloat | StrictStr], BeforeValidator(_pass_setting)
 ]
+# names in /proc/cpuinfo of the instructions that sum products of 8-bit integers in int32 at once
+VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni", "avx_vnni_int8"})
 Step = tuple[Literal["STATIC", "DYNAMIC"], Annotated[int, Field(strict=True, ge=0, le=100)]]
 Argv = tuple[Annotated[StrictStr, Field(min_length=1)], ...]
 
@@ -77,7 +81,8 @@ class TargetFile(Value):
     memory_gb: StrictInt | None = Field(None, ge=1, description="memory in GB, shared with the GPU on a Jetson")
     cpu_features: tuple[StrictStr, ...] | None = Field(None, description="names as in /proc/cpuinfo: avx2, asimddp")
     vnni: StrictBool | None = Field(
-        None, description="x86: the CPU has AVX512-VNNI or AVX-VNNI, so 8-bit weights are exact"
+        None,
+        description="x86: the CPU has AVX512-VNNI or AVX-VNNI, so 8-bit weights are exact; follows from cpu_features",
     )
     onnx_opset_max: StrictInt | None = Field(None, ge=7, le=30, description="newest ONNX opset that the target reads")
 
@@ -138,7 +143,13 @@ class Quantization(Value):
     activations: Literal["uint8-asymmetric", "int8-symmetric"] | None = Field(None, description="activation scheme")
     weight_bits: Literal[7, 8] | None = Field(None, description="7 where int16 sums may saturate (x86 without VNNI)")
     per_channel: StrictBool = Field(True, description="one scale an output channel for weights")
-    ranges: Literal["minmax", "moving-average", "percentile"] = Field("moving-average", description="range estimate")
+    ranges: Ranges = Field("minmax", description="range estimate")
+    improve: tuple[Improvement, ...] = Field(
+        ("equalize", "rounding"), description="methods without labels that keep the accuracy"
+    )
+    dynamic: StrictBool = Field(
+        True, description="onnxruntime: offer LSTMs with int8 weights, scales found at run time"
+    )
 
 
 class Container(Value):
@@ -177,7 +188,9 @@ class ResolvedQuantization(Value):
     activations: Literal["uint8-asymmetric", "int8-symmetric"]
     weight_bits: Literal[7, 8]
     per_channel: bool
-    ranges: Literal["minmax", "moving-average", "percentile"]
+    ranges: Ranges
+    dynamic: bool = True
+    improve: tuple[Improvement, ...] = ("equalize", "rounding")
 
 
 class ResolvedPrecision(Value):
@@ -189,7 +202,7 @@ class ResolvedPrecision(Value):
 
 
 class Profile(Value):
-    """A profile whose facts are filled in. `notes`: what was left out for this JetPack, and why."""
+    """A profile whose facts are filled in. `notes`: what was left out or may go wrong, and why."""
 
     name: str
     title: str

@@ -94,16 +94,37 @@ class Input(Value):
         return self
 
 
+def _optimizer(value: str) -> str:
+    if value not in ("sgd", "adam", "adamw") and not _ATTRIBUTE.match(value):
+        raise ValueError(f"{value!r} is not 'sgd', 'adam' or 'adamw', nor a function of yours as in file.py:function")
+    return value
+
+
 class Qat(Value):
-    """Quantization-aware fine-tuning; runs only where `train` and `loss` are given."""
+    """Quantization-aware fine-tuning; runs where `train` and `loss` are given, or `trainer`, or `state`."""
 
     epochs: StrictInt = Field(1, ge=1, description="passes over the training batches")
-    learning_rate: Number = Field(1e-4, gt=0, description="at the first step; falls along a cosine to 0")
-    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    learning_rate: Number = Field(1e-4, gt=0, description="the highest; `schedule` says how it falls")
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="of the learning rate, down to 0")
+    warmup_steps: StrictInt = Field(0, ge=0, description="steps over which the learning rate rises first")
+    optimizer: Annotated[StrictStr, pydantic.AfterValidator(_optimizer)] = Field(
+        "adamw", description="sgd, adam, adamw, or fn(parameters) -> optimizer, or (optimizer, scheduler)"
+    )
     weight_decay: Number = Field(0.0, ge=0)
     momentum: Number = Field(0.0, ge=0, lt=1, description="sgd only")
     max_steps: StrictInt | None = Field(None, ge=1, description="stop after so many optimizer steps")
+    accumulate: StrictInt = Field(1, ge=1, description="batches whose gradients make one optimizer step")
+    clip_norm: Number | None = Field(None, gt=0, description="the most that the norm of all gradients may be")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="autocast; fp16 on cuda only")
+    device: Literal["cpu", "cuda"] = "cpu"
     freeze_observers_at: Fraction = Field(0.5, description="fraction of the steps after which ranges stay")
+    evaluate_every: StrictInt | None = Field(None, ge=1, description="epochs between calls of evaluate; best one kept")
+    patience: StrictInt | None = Field(None, ge=1, description="stop after so many evaluations without a better one")
+    metric: StrictStr | None = Field(None, description="the metric of evaluate that counts; else its first")
+    checkpoint_every: StrictInt = Field(1, ge=0, description="epochs between checkpoints; 0 for none")
+    control: StrictBool = Field(False, description="train the float program by the same steps too, for the record")
+    trainer: Function | None = Field(None, description="fn(model): trains in place of edgeopt's own loop")
+    state: StrictStr | None = Field(None, description="file of edgeopt.qat.finish: trained already")
 
 
 class ProjectFile(Value):
@@ -269,6 +290,7 @@ def _inconsistent(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
         yield "loss", "train is given, so loss is needed", "add loss: file.py:function, or remove train"
     if project.loss and not project.train:
         yield "train", "loss is given, so train is needed", "add train: file.py:function, or remove loss"
+    yield from _inconsistent_qat(project)
     if model_kind(project.model) != "factory":
         for key in ("weights", "train"):
             if getattr(project, key) is not None:
@@ -279,6 +301,21 @@ def _inconsistent(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
                 )
 
 
+def _inconsistent_qat(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
+    qat = project.qat
+    if qat.evaluate_every and not project.evaluate:
+        yield "qat.evaluate_every", "there is no evaluate to call", "add evaluate: file.py:function, or remove it"
+    for key in ("patience", "metric"):
+        if getattr(qat, key) is not None and not qat.evaluate_every:
+            reason = "it counts evaluations, and qat.evaluate_every is not given"
+            yield f"qat.{key}", reason, "add qat.evaluate_every: 1, or remove it"
+    if qat.precision == "fp16" and qat.device != "cuda":
+        reason = "fp16 needs gradients scaled and kernels that only a GPU has"
+        yield "qat.precision", reason, "write bf16 or fp32, or qat.device: cuda"
+    if qat.trainer and qat.state:
+        yield "qat.state", "qat.trainer is given too, and both give the trained weights", "remove one of them"
+
+
 def _named_files(project: Project) -> list[tuple[str, str]]:
     """(key, path) for every file that the project names; modules are looked for when they are imported."""
     out = []
@@ -286,11 +323,14 @@ def _named_files(project: Project) -> list[tuple[str, str]]:
         out.append(("weights", project.weights))
     out += [("data", path) for path in project.data]
     out += [("op_libraries", path) for path in project.op_libraries]
+    out += [("qat.state", project.qat.state)] if project.qat.state else []
+    own = {key: getattr(project.qat, key) for key in ("trainer", "optimizer")}
     for name, op in project.custom_ops.items():
         out += [(f"custom_ops.{name}.{key}", path) for key in ("onnxruntime", "tensorrt") for path in getattr(op, key)]
         if op.onnx is not None and op.onnx.rpartition(":")[0].endswith(".py"):
             out.append((f"custom_ops.{name}.onnx", op.onnx.rpartition(":")[0]))
     functions = [(key, getattr(project, key)) for key in ("model", "calibration", "train", "loss", "evaluate")]
+    functions += [(f"qat.{key}", value) for key, value in own.items() if value and ":" in value]
     for key, value in (*functions, *(("rules", rule) for rule in project.rules)):
         if value is None:
             continue

@@ -19,6 +19,15 @@ class Check(Value):
     evidence: str = ""
 
 
+class Interval(Value):
+    """The 95 % confidence interval of a metric, in the metric's own unit, from so many samples."""
+
+    low: float
+    high: float
+    samples: int
+    method: Literal["wilson", "bootstrap", "normal"]
+
+
 class CandidateResult(Value):
     """What the runner measured of one candidate; `failure` set where it gave no figures."""
 
@@ -34,7 +43,9 @@ class CandidateResult(Value):
     calls: int = 0
     noise: float | None = None  # half the relative spread of the rounds' medians
     peak_rss_mb: float | None = None
+    size_bytes: int | None = None  # of its file
     metrics: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}  # of the metrics whose samples are known
     sqnr_db: float | None = None
     max_abs_error: float | None = None  # scaled: largest |r - x| over max(1, largest |r|)
     top1_agreement: float | None = None

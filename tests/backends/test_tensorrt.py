@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import onnx
 import pytest
+import torch
 
 from edgeopt.backends import onnxruntime, tensorrt
 from edgeopt.backends.table import BACKENDS
+from edgeopt.quant import convert
 from edgeopt.spec.profile import load_profile
+from tests.quant import programs as quantized
+from tests.quant.models import Net
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +85,23 @@ def test_onnxruntime_and_tensorrt_share_one_file(case, profile, lowered):
 
 
 def test_the_cpu_profile_gets_both_precisions(case, profile, tmp_path):
-    for name, precision in (("residual", "fp32"), ("integer", "int8")):
-        (candidate,) = onnxruntime.lower(case(name).program, profile("x86-cpu"), tmp_path).candidates
+    torch.manual_seed(0)
+    given = quantized.program(Net(), 3, 16, 16)
+    integer, _ = convert.from_batches(given, quantized.quantization(), quantized.batches(3, 16, 16))
+    for made, precision in ((case("residual").program, "fp32"), (integer, "int8")):
+        (candidate,) = onnxruntime.lower(made, profile("x86-cpu"), tmp_path).candidates
         assert (candidate.name, candidate.precision, candidate.opset) == (f"onnxruntime-{precision}", precision, 20)
+        kept_float = {"disabled_optimizers": ["WeightBiasQuantization"]} if precision == "int8" else {}
         assert candidate.flags == {
-            "intra_op_threads": None, "graph_optimization": "all", "providers": ["CPUExecutionProvider"],
+            "intra_op_threads": None, "graph_optimization": "all", **kept_float, "providers": ["CPUExecutionProvider"],
         }  # fmt: skip
+
+
+def test_an_integer_file_that_onnxruntime_runs_in_float_is_refused(case, profile, tmp_path):
+    """Biases in float: without its optimizer for weights, which is off, onnxruntime fuses none of these layers."""
+    found = onnxruntime.lower(case("integer").program, profile("x86-cpu"), tmp_path)
+    assert not found.candidates
+    assert "no convolution or matrix product of it on integers" in found.refused[0].reason
 
 
 def test_the_table_names_each_backend_by_its_runtime():

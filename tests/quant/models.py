@@ -91,3 +91,107 @@ class Tokens(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.embed(x).mean(1))
+
+
+class Padded(nn.Module):
+    """Convolutions behind explicit zero pads, as converted TensorFlow models have them: more after than before."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, stride=2), nn.Conv2d(8, 8, 3, stride=2, groups=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(nn.functional.pad(x, (0, 1, 0, 1))))
+        return self.second(nn.functional.pad(x, (1, 2, 0, 1)))
+
+
+class Excited(nn.Module):
+    """Squeeze and excitation: global mean, two small convolutions, a gate, a product."""
+
+    def __init__(self, gate: nn.Module | None = None):
+        super().__init__()
+        self.stem, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.reduce, self.expand = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+        self.gate = gate or nn.Sigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        scale = self.gate(self.expand(torch.relu(self.reduce(x.mean((2, 3), keepdim=True)))))
+        return self.last(x * scale)
+
+
+class Upsampled(nn.Module):
+    """Down, up, and together again, as segmenters do it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.down, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        up = nn.functional.interpolate(torch.relu(self.down(x)), scale_factor=2, mode="nearest")
+        return self.last(torch.cat([x, up], 1))
+
+
+class Shuffled(nn.Module):
+    """Half of the channels go through a convolution, and all are shuffled."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.branch, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = torch.relu(self.stem(x)).chunk(2, dim=1)
+        x = torch.cat([left, torch.relu(self.branch(right))], 1)
+        n, c, h, w = x.shape
+        return self.last(x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w))
+
+
+class Pooled(nn.Module):
+    """Max pooling, average pooling, the mean over all places, a classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
+        x = torch.relu(self.second(nn.functional.avg_pool2d(x, 2, stride=1)))
+        return self.head(x.mean((2, 3)))
+
+
+class Leaky(nn.Module):
+    """A leaky ReLU between convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(nn.functional.leaky_relu(self.first(x), 0.1))
+
+
+class Mixer(nn.Module):
+    """Attention by torch's own operator, between linear layers."""
+
+    def __init__(self, width: int = 16):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        attended = nn.functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+        return self.out(attended)
+
+
+class TiedTokens(nn.Module):
+    """An embedding whose table is the last layer's weight, as language models have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.middle = nn.Embedding(20, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.middle(self.embed(x))))

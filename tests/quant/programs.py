@@ -10,8 +10,12 @@ import onnx
 import onnxruntime
 import torch
 
-from edgeopt.backends import onnx_export
+from edgeopt.backends import integer_kernels, onnx_export
 from edgeopt.program import ExportedGraph, Signature, graph
+from edgeopt.quant import convert, pt2e
+from edgeopt.quant.integers import is_quantize
+from edgeopt.quant.prepare import prepare
+from edgeopt.quant.report import QuantReport
 from edgeopt.spec.manifest import Axis, TensorSpec
 from edgeopt.spec.profile import ResolvedQuantization
 
@@ -40,17 +44,26 @@ class _Flat(torch.nn.Module):
         return (self.model(x),)
 
 
-def program(model: torch.nn.Module, *sizes: int, dtype: str = "float32", values=(-1.0, 1.0)) -> ExportedGraph:
-    """A model of one input `x`, [batch, *sizes], and one tensor output `y`, with a dynamic batch."""
+def program(
+    model: torch.nn.Module, *sizes: int, dtype: str = "float32", values=(-1.0, 1.0), varying: int | None = None
+) -> ExportedGraph:
+    """A model of one input `x`, [batch, *sizes], and one tensor output `y`, with a dynamic batch.
+
+    `varying`: the dimension whose size varies as well, from 4 to 64.
+    """
     example = torch.zeros(2, *sizes, dtype=getattr(torch, dtype))
+    shape, axes = ["batch", *sizes], {"batch": BATCH}
+    if varying:
+        shape[varying] = "size"
+        axes["size"] = Axis(min=4, opt=sizes[varying - 1], max=64)
+    dims = {i: torch.export.Dim(n, min=axes[n].min, max=axes[n].max) for i, n in enumerate(shape) if n in axes}
     with torch.no_grad():
         out = model.eval()(example)
-        dims = ({0: torch.export.Dim("batch", min=1, max=64)},)
-        exported = torch.export.export(_Flat(model), (example,), dynamic_shapes=dims, strict=False)
+        exported = torch.export.export(_Flat(model), (example,), dynamic_shapes=(dims,), strict=False)
     signature = Signature(
-        inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", *sizes)),),
+        inputs=(TensorSpec(name="x", dtype=dtype, shape=tuple(shape)),),
         outputs=(TensorSpec(name="y", dtype="float32", shape=("batch", *out.shape[1:])),),
-        axes={"batch": BATCH},
+        axes=axes,
         output_structure={"kind": "tensor", "index": 0},
         values={"x": values},
     )
@@ -71,6 +84,17 @@ def sqnr_db(reference: np.ndarray, value: np.ndarray) -> float:
     return 10 * np.log10((reference**2).sum() / ((reference - value) ** 2).sum())
 
 
+def watched(p: ExportedGraph, settings: ResolvedQuantization, data: list[dict]) -> tuple[ExportedGraph, QuantReport]:
+    """The way of QAT without a step: fake-quantizers that have seen the data, their state replayed and converted."""
+    prepared = prepare(p, settings, qat=True)
+    fakes = [m for m in prepared.module.modules() if isinstance(m, pt2e.FakeQuantizeBase)]
+    for fake in fakes:
+        fake.train()
+    for batch in data:
+        prepared.module(torch.from_numpy(batch["x"]))
+    return convert.from_state(p, settings, prepared.module.state_dict())
+
+
 def in_onnxruntime(p: ExportedGraph, folder: Path) -> tuple[onnxruntime.InferenceSession, Counter]:
     """A session of the lowered program, and the operators that onnxruntime really runs, read from its own graph."""
     file = onnx_export.write(p, folder, opset_max=18)
@@ -82,6 +106,18 @@ def in_onnxruntime(p: ExportedGraph, folder: Path) -> tuple[onnxruntime.Inferenc
     return session, Counter(node.op_type for node in model.graph.node)
 
 
+def kernels_of(p: ExportedGraph, folder: Path) -> integer_kernels.Kernels:
+    """What onnxruntime runs of the lowered program."""
+    folder.mkdir(exist_ok=True)
+    return integer_kernels.kernels(folder / onnx_export.write(p, folder, opset_max=18).name)
+
+
+def quantize_count(p: ExportedGraph) -> int:
+    """The quantize operators of the graph."""
+    return sum(is_quantize(node) for node in p.module.graph.nodes)
+
+
 def names(p: ExportedGraph) -> list[str]:
     """The operators of the graph in order, without overloads: what stands where."""
-    return [str(n.target).split(".")[1] for n in p.module.graph.nodes if n.op == "call_function"]
+    called = [n.target for n in p.module.graph.nodes if n.op == "call_function"]
+    return [str(t).split(".")[1] if isinstance(t, torch._ops.OpOverload) else t.__name__ for t in called]

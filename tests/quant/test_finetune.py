@@ -7,57 +7,17 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from edgeopt.errors import DataError, StageError
-from edgeopt.quant import convert, finetune, pt2e
+from edgeopt.quant import convert, pt2e
+from edgeopt.quant import state as state_dict
 from edgeopt.quant.prepare import prepare
-from edgeopt.spec.project import Qat
-from tests.quant import models
-from tests.quant.programs import outputs, program, quantization
-
-cross_entropy = nn.functional.cross_entropy
+from tests.quant.programs import outputs, quantization
+from tests.quant.training import Loader, cross_entropy, equal, loss_of, net, trained
 
 
-COLOURS = np.array([[2, 0, 0], [0, 2, 0], [0, 0, 2], [2, 2, 0], [0, 2, 2]], np.float32)
-
-
-class Loader:
-    """Pictures whose class is in their mean colour; shuffled from numpy's global state, as users' loaders do."""
-
-    def __init__(self, count: int = 96, size: int = 16):
-        rng = np.random.default_rng(1)
-        self.labels = rng.integers(0, 5, count)
-        self.pictures = rng.standard_normal((count, 3, 16, 16)).astype(np.float32) / 2
-        for picture, label in zip(self.pictures, self.labels, strict=True):
-            picture += COLOURS[label][:, None, None]
-        self.size = size
-
-    def __len__(self) -> int:
-        return len(self.labels) // self.size
-
-    def __iter__(self):
-        order = np.random.permutation(len(self.labels))
-        for part in order.reshape(-1, self.size):
-            yield {"x": self.pictures[part]}, torch.from_numpy(self.labels[part])
-
-
-@pytest.fixture(scope="module")
-def net():
-    torch.manual_seed(0)
-    return program(models.Net(), 3, 16, 16)
-
-
-def trained(net, loader=None, loss=cross_entropy, placement="onnxruntime-x86", seed=0, **settings):
-    prepared = prepare(net, quantization(placement), qat=True)
-    settings = {"learning_rate": 1e-2, "epochs": 6, **settings}
-    data = loader or Loader()
-    return prepared, finetune.train(prepared, lambda: data, loss, Qat(**settings), seed=seed)
-
-
-def loss_of(p, data) -> float:
-    total = [float(cross_entropy(torch.from_numpy(outputs(p, batch["x"])), target)) for batch, target in data]
-    return sum(total) / len(total)
+@pytest.fixture(scope="module", name="net")
+def _net():
+    return net()
 
 
 @pytest.mark.parametrize("placement", ["onnxruntime-x86", "tensorrt"])
@@ -89,6 +49,7 @@ def test_training_leaves_random_states_switches_and_the_program_as_they_were(net
     torch.manual_seed(7), np.random.seed(7), random.seed(7)
     assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
     assert all(torch.equal(weights[k], v) for k, v in net.module.state_dict().items())
     assert not any(p.grad is not None for p in net.module.parameters())
 
@@ -96,7 +57,8 @@ def test_training_leaves_random_states_switches_and_the_program_as_they_were(net
 def test_a_state_is_replayed_into_a_fresh_preparation(net):
     prepared, training = trained(net, epochs=1)
     again = prepare(net, quantization(), qat=True)
-    again.module.load_state_dict(training.state)
+    state_dict.load(again.module, training.state)
+    assert equal(again.module.state_dict(), training.state)  # the least scale too, which torchao would reset
     x = torch.randn(4, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(prepared.module(x)[0], again.module(x)[0])
@@ -163,51 +125,6 @@ def test_the_loss_gets_the_users_structure(net):
 
     trained(wrapped, loss=loss, max_steps=1)
     assert seen == [["aux", "logits"]]
-
-
-def failing(at: int, value: float):
-    step = iter(range(1, 1000))
-
-    def loss(outputs, target):
-        return cross_entropy(outputs, target) * (value if next(step) == at else 1.0)
-
-    return loss
-
-
-@pytest.mark.parametrize("value, word", [(float("nan"), "nan"), (float("inf"), "inf")])
-def test_a_loss_that_is_not_finite_stops_training_at_its_step(net, value, word):
-    with pytest.raises(StageError, match=f"the loss is {word}") as refused:
-        trained(net, loss=failing(3, value), epochs=1)
-    assert refused.value.where == "training step 3 of 6"
-    assert "learning_rate" in refused.value.todo
-
-
-BAD_LOSSES = {
-    "no tensor": (lambda outputs, target: 0.5, "a float"),
-    "no scalar": (lambda outputs, target: outputs.sum(1), r"a tensor of shape \(16,\)"),
-    "no gradient": (lambda outputs, target: outputs.detach().sum(), "without gradient"),
-}
-
-
-@pytest.mark.parametrize("loss, message", BAD_LOSSES.values(), ids=BAD_LOSSES.keys())
-def test_a_loss_that_cannot_be_trained_is_refused(net, loss, message):
-    with pytest.raises(StageError, match=message):
-        trained(net, loss=loss, epochs=1)
-
-
-BAD_LOADERS = {
-    "empty": ([], "the train loader yields no batch"),
-    "no target": ([{"x": np.zeros((2, 3, 16, 16), np.float32)}], r"must be \(inputs, target\), not dict"),
-    "a wrong shape": ([({"x": np.zeros((2, 3, 8, 8), np.float32)}, torch.zeros(2).long())], "dimension 2 is 8"),
-    "NaN": ([({"x": np.full((2, 3, 16, 16), np.nan, np.float32)}, torch.zeros(2).long())], "NaN"),
-}
-
-
-@pytest.mark.parametrize("loader, message", BAD_LOADERS.values(), ids=BAD_LOADERS.keys())
-def test_training_data_that_cannot_be_used_is_named(net, loader, message):
-    prepared = prepare(net, quantization(), qat=True)
-    with pytest.raises(DataError, match=message):
-        finetune.train(prepared, lambda: loader, cross_entropy, Qat(), seed=0)
 
 
 def test_evaluation_is_the_state_outside_training(net):

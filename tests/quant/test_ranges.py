@@ -136,7 +136,7 @@ def test_outliers_and_off_centre_ranges_are_reported_for_their_layer():
 
     off_centre = [{"x": b["x"].clip(-1, 1) / 2 + 1000.5} for b in batches(3, 8, 8)]
     _, report = convert.from_batches(program(nn.Conv2d(3, 2, 1), 3, 8, 8), quantization(), off_centre)
-    assert any(line.startswith("x: values lie in 1000 to 1001, far from 0") for line in report.warnings)
+    assert any(line.startswith("x: kept float: values lie in 1000 to 1001, far from 0") for line in report.warnings)
 
 
 def test_healthy_layers_are_not_warned_about():
@@ -144,7 +144,7 @@ def test_healthy_layers_are_not_warned_about():
     assert report.warnings == ()
 
 
-@pytest.mark.parametrize("ranges", ["minmax", "moving-average", "percentile"])
+@pytest.mark.parametrize("ranges", ["minmax", "moving-average", "percentile", "mse", "entropy"])
 def test_calibration_gives_the_same_program_twice(ranges):
     p = program(models.Net(), 3, 16, 16)
     states = []

@@ -109,8 +109,22 @@ def test_intent_becomes_the_mechanism_of_the_tensorrt_that_is_there(name, overri
 def test_x86_weights_have_7_bits_unless_the_profile_says_vnni():
     assert load_profile("x86-cpu").quantization.weight_bits == 7
     assert load_profile("x86-cpu", {"target.vnni": "true"}).quantization.weight_bits == 8
+    assert load_profile("x86-cpu", {"target.vnni": "false"}).quantization.weight_bits == 7
     assert load_profile("x86-cpu", {"quantization.weight_bits": "8"}).quantization.weight_bits == 8
     assert load_profile("arm64-cpu").quantization.weight_bits == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "bits"), [("[avx2]", 7), ("[avx2, avx512f]", 7), ("[avx2, avx_vnni]", 8), ("[avx512_vnni]", 8)]
+)
+def test_the_bits_follow_the_flags_of_the_targets_cpu(flags, bits):
+    """Q02: of the target's, whatever this machine has."""
+    profile = load_profile("x86-cpu", {"target.cpu_features": flags})
+    assert (profile.quantization.weight_bits, profile.target.vnni) == (bits, bits == 8)
+    stated = load_profile("x86-cpu", {"target.cpu_features": flags, "target.vnni": "false"})
+    assert stated.quantization.weight_bits == 7
+    forced = load_profile("x86-cpu", {"target.cpu_features": flags, "quantization.weight_bits": "8"})
+    assert any("saturate" in note for note in forced.notes) == (bits == 7)
 
 
 def test_the_cpu_of_a_nano_has_int8_through_onnxruntime():
