@@ -20,10 +20,16 @@ import click
     metavar="PYTHON",
     help="A Python here that has the target's torch: TorchScript is test-loaded by it.",
 )
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    metavar="MIN",
+    help="Minutes to search for mixed precision where int8 misses the limits. Default 10; 0: none.",
+)
 @click.option("--no-cache", is_flag=True, help="Do every stage again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the build as JSON.")
 @click.pass_obj
-def build(progress, model, profile_name, project_path, out, settings, until, target_python, no_cache, as_json):
+def build(progress, model, profile_name, project_path, out, settings, until, target_python, budget, no_cache, as_json):
     """Build the artifact of a model for a profile.
 
     MODEL is file.py:factory, package.module:factory, an .onnx or a TorchScript file; without it, the model that
@@ -39,6 +45,7 @@ def build(progress, model, profile_name, project_path, out, settings, until, tar
     from edgeopt.flows.build import WORKDIR
     from edgeopt.flows.build import build as run_build
     from edgeopt.flows.project import find_project
+    from edgeopt.pipeline import torchrun
     from edgeopt.pipeline.job import Job
     from edgeopt.spec.overrides import parse_overrides
     from edgeopt.spec.profile import load_profile
@@ -54,9 +61,11 @@ def build(progress, model, profile_name, project_path, out, settings, until, tar
         target_python=target_python,
     )
     place = Path(out or f"{project.name}.edgeopt").expanduser()
-    lines = Lines(quiet=as_json)
+    lines = Lines(quiet=as_json or torchrun.helps())
     lines.start(project.name, profile)
-    built = run_build(job, place, until=until, use_cache=not no_cache, listener=lines.listener)
+    built = run_build(job, place, until=until, use_cache=not no_cache, listener=lines.listener, budget_min=budget)
+    if torchrun.helps():
+        return
     if as_json:
         click.echo(json.dumps({**built.record, "artifact": str(place) if built.artifact else None}, default=str))
     else:

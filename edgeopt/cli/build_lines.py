@@ -14,6 +14,8 @@ from edgeopt.spec.half_formats import HALF_PRECISIONS
 from edgeopt.spec.manifest import Refusal
 from edgeopt.spec.profile import Profile
 
+MOST_NAMED = 4  # layers of a try
+
 
 class Lines:
     """Prints to stdout as things happen; nothing when `quiet`."""
@@ -21,7 +23,7 @@ class Lines:
     def __init__(self, *, quiet: bool):
         self._quiet = quiet
         self._gate = None
-        self.listener = Listener(stage=self._stage, gate=self._row, refused=self._refused)
+        self.listener = Listener(stage=self._stage, gate=self._row, refused=self._refused, tried=self._tried)
 
     def start(self, name: str, profile: Profile) -> None:
         self._say(f"{name} for {profile.name}: {profile.title}")
@@ -56,6 +58,14 @@ class Lines:
             self._gate = gate
             self._say(f"gate {gate}")
         self._say("  " + gate_line(row))
+        if line := facts_line(row):
+            self._say(f"{'':<21}{line}")
+
+    def _tried(self, made: Any) -> None:
+        if self._gate != "search":
+            self._gate = "search"
+            self._say("search for mixed precision")
+        self._say("  " + try_line(made))
 
     def _refused(self, refusal: Refusal) -> None:
         self._say(f"  not in the artifact: {refusal.candidate}: {refusal.reason}")
@@ -66,18 +76,60 @@ class Lines:
 
 
 def gate_line(row: Any) -> str:
-    """One candidate at a gate: metrics, latency, kept or dropped and why."""
+    """One candidate at a gate: metrics with their intervals, latency, kept or dropped and why."""
     result = row.result
-    figures = [f"{name} {value:.4g}" for name, value in sorted(result.metrics.items())]
+    figures = [f"{name} {value:.4g} {_interval(result, name)}" for name, value in sorted(result.metrics.items())]
     if not figures and result.sqnr_db is not None:
         figures = [f"SQNR {result.sqnr_db:.1f} dB (proxy)" if math.isfinite(result.sqnr_db) else "equal (proxy)"]
     if result.p50_ms is not None and row.stand_in is None:
         figures.append(f"p50 {result.p50_ms:.3f} ms")
+    if row.facts is not None:
+        figures.append(_size(row.facts.size_bytes))
     by_flag = row.candidate.precision in HALF_PRECISIONS and row.candidate.file == "float.onnx"
     in_fp32 = " in fp32" if by_flag else ""
     where = f", judged by {row.stand_in} here{in_fp32}" if row.stand_in else ""
     word = "kept" if row.kept else f"dropped: {row.reason}"
     return f"{row.candidate.name:<18} {'  '.join(figures)}{where}  {word}"
+
+
+def try_line(made: Any) -> str:
+    """One try of the search: what was done, what it came to, which layers it left float."""
+    figures = [f"{name} {value:.4g}" for name, value in sorted(made.metrics.items())]
+    if not figures and made.sqnr_db is not None:
+        figures = [f"SQNR {made.sqnr_db:.1f} dB (proxy)"]
+    if made.p50_ms is not None:
+        figures.append(f"p50 {made.p50_ms:.3f} ms")
+    word = "passes" if made.passed else made.reason
+    named = ", ".join(made.layers_float[:MOST_NAMED])
+    more = f" and {len(made.layers_float) - MOST_NAMED} more" if len(made.layers_float) > MOST_NAMED else ""
+    known = " (known from the build before)" if made.resumed else ""
+    return "  ".join(filter(None, [made.what + (f": {named}{more}" if named else ""), *figures, word])) + known
+
+
+def facts_line(row: Any) -> str:
+    """What an integer candidate really runs, and how far it is from its simulation; '' where neither is known."""
+    facts, words = row.facts, []
+    if facts is None or row.candidate.precision != "int8":
+        return ""
+    if facts.integer is not None:
+        runs = f"{facts.integer_contractions} integer and {facts.float_contractions} float"
+        words.append(f"runs {runs} convolutions and matrix products" + _of_meant(facts))
+    if facts.simulated is not None:
+        error = facts.simulated
+        words.append(
+            "equal to the simulated" if error.exact else f"against the simulated {error.sqnr_db:.1f} dB, "
+            f"largest error {error.max_abs:.1e}"
+        )  # fmt: skip
+    return "; ".join(words)
+
+
+def _of_meant(facts: Any) -> str:
+    return f" ({facts.stayed_float} of {facts.meant} quantized ones stayed float)" if facts.stayed_float else ""
+
+
+def _interval(result: Any, metric: str) -> str:
+    found = result.intervals.get(metric)
+    return f"[{found.low:.4g}, {found.high:.4g}]" if found else "(interval unknown)"
 
 
 def _notes(record: StageRecord) -> list[str]:
@@ -95,7 +147,24 @@ def _notes(record: StageRecord) -> list[str]:
     ]  # fmt: skip
     if "half" in details:
         lines.append(_half_line(details["half"]))
+    if record.name == "qat":
+        lines += _training_lines(details)
     return [*lines, *(f"warning: {warning}" for warning in details.get("warnings", []))]
+
+
+def _training_lines(details: dict[str, Any]) -> list[str]:
+    """What training did, and beside it what the same steps do to the float program, where that was asked for."""
+    if "steps" not in details:
+        return [f"trained by {details['trainer']}" if "trainer" in details else f"taken from {details['taken_from']}"]
+    line = f"{details['steps']} steps, loss {details['first_loss']:.4g} -> {details['last_loss']:.4g}"
+    if "best_epoch" in details:
+        line += f", epoch {details['best_epoch']} of {details['epochs']} is the best"
+    lines = [line]
+    control = details.get("control", {})
+    for name, before in (control.get("metrics_before") or {}).items():
+        after, here = control["metrics_after"][name], details["metrics_after"][name]
+        lines.append(f"{name}: float {before:.4g}, float after the same steps {after:.4g}, fake-quantized {here:.4g}")
+    return lines
 
 
 def _half_line(half: dict[str, Any]) -> str:

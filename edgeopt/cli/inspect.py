@@ -20,7 +20,12 @@ import click
 @click.option("--diff", nargs=2, metavar="A B", help="The difference of two points, candidates or files.")
 @click.option("--graph", "graph_path", metavar="FILE", help="Draw the graph: .svg, .png, .pdf, .dot; or .txt, .onnx.")
 @click.option("--netron", is_flag=True, help="Show the graph in netron until Ctrl-C.")
-@click.option("--top", default=10, show_default=True, metavar="N", help="List the N operators that cost most.")
+@click.option("--sensitivity", is_flag=True, help="Rank the layers by what int8 costs in each of them.")
+@click.option("--metric", is_flag=True, help="With --sensitivity: also by what the project's evaluate loses.")
+@click.option("--plot", "plot_path", metavar="FILE", help="With --sensitivity: draw the ranking as FILE.svg.")
+@click.option(
+    "--top", default=10, show_default=True, metavar="N", help="List the N operators or layers that cost most."
+)
 @click.option("--no-cache", is_flag=True, help="Do every stage again.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.pass_obj
@@ -35,6 +40,9 @@ def inspect(
     diff,
     graph_path,
     netron,
+    sensitivity,
+    metric,
+    plot_path,
     top,
     no_cache,
     as_json,
@@ -50,11 +58,30 @@ def inspect(
       edgeopt inspect --profile xavier
       edgeopt inspect --pass conv_bn --graph model.svg
       edgeopt inspect --diff capture optimize
+      edgeopt inspect --sensitivity --metric --plot layers.svg
       edgeopt inspect digits.edgeopt --diff float.onnx int8.onnx
     """
     from edgeopt.cli.inspect_lines import Lines
 
     asked = _asked(stage, step, diff)
+    plot = Path(plot_path).expanduser() if plot_path else None
+    _check_sensitivity(
+        sensitivity,
+        {
+            "--metric": metric,
+            "--plot": plot,
+            "--graph": graph_path,
+            "--netron": netron,
+            "--stage": stage,
+            "--pass": step,
+            "--diff": diff,
+        },
+        plot,
+    )
+    if sensitivity:
+        how = {"profile_name": profile_name, "project_path": project_path, "settings": settings, "progress": progress}
+        _sensitivity(target, metric, plot, top, no_cache, as_json, **how)
+        return
     graph = Path(graph_path).expanduser() if graph_path else None
     _check(graph, netron, diff)
     lines = Lines(quiet=as_json, top=top)
@@ -70,6 +97,52 @@ def inspect(
         _serve(found, as_json)
     elif as_json:
         click.echo(json.dumps(_data(found)))
+
+
+def _check_sensitivity(wanted, options, plot) -> None:
+    """Refuse options that need --sensitivity, and those that it has no use for."""
+    from edgeopt.cli import sensitivity_lines
+    from edgeopt.errors import UsageError
+
+    for name, given in options.items():
+        own = name in ("--metric", "--plot")
+        if given and own and not wanted:
+            raise UsageError(f"{name} goes with --sensitivity", where=name, todo="add --sensitivity")
+        if given and not own and wanted:
+            raise UsageError(
+                f"--sensitivity ranks the layers of the optimized graph, and {name} asks for something else",
+                where=name, todo="leave one of them out",
+            )  # fmt: skip
+    sensitivity_lines.check(plot)
+
+
+def _sensitivity(
+    target, metric, plot, top, no_cache, as_json, *, profile_name, project_path, settings, progress
+) -> None:
+    from edgeopt.cli import sensitivity_lines
+    from edgeopt.cli.inspect_lines import Lines
+    from edgeopt.errors import UsageError
+    from edgeopt.flows import inspect as builds
+    from edgeopt.flows.inspect import Asked
+    from edgeopt.flows.sensitivity import as_data, sensitivity
+
+    if (what := builds.target_of(target, project_path, Asked())) != "project":
+        raise UsageError(
+            f"the {what} {target} is lowered already; its layers are those of the project that it was built from",
+            where="--sensitivity", todo="name the project: --project FILE",
+        )  # fmt: skip
+    job = builds.job_for(target, profile_name, project_path, settings, progress)
+    lines = Lines(quiet=as_json, top=top)
+    lines.start(job.project.name, job.profile, chosen=profile_name is not None)
+    found = sensitivity(job, metric=metric, use_cache=not no_cache, told=lines.stage)
+    if plot is not None:
+        sensitivity_lines.draw(found, plot)
+    if as_json:
+        click.echo(json.dumps(as_data(found)))
+        return
+    sensitivity_lines.lines(found, top)
+    if plot is not None:
+        click.echo(f"\nwritten  {plot}")
 
 
 def _asked(stage, step, diff):

@@ -39,7 +39,7 @@ def selection(
         candidate=best.name,
         decided_by=decided_by,
         where=where,
-        reason=reason(best, results),
+        reason="; ".join([reason(best, results), *slower_integers(results)]),
         verdict="undecided" if best.p50_ms is None else "faster" if len(results) > 1 else "only",
         figures={r.name: {"p50_ms": r.p50_ms, "p99_ms": r.p99_ms, "metrics": r.metrics} for r in results},
     )
@@ -55,6 +55,20 @@ def reason(best: CandidateResult, results: Sequence[CandidateResult]) -> str:
     words = ", ".join(f"{r.name} {r.p50_ms:.3f} ms ({r.p50_ms / best.p50_ms:.2f} times)" for r in others)
     tie = "" if best.p50_ms <= others[0].p50_ms else "; not slower beyond the noise, and smaller"
     return f"p50 {best.p50_ms:.3f} ms against {words}{tie}"
+
+
+def slower_integers(results: Sequence[CandidateResult]) -> list[str]:
+    """A sentence for each int8 candidate that is slower than the fastest float one beyond the noise (case Q11)."""
+    timed = [r for r in results if r.p50_ms is not None]
+    floats = [r for r in timed if r.precision != "int8"]
+    if not floats:
+        return []
+    least = min(floats, key=lambda r: r.p50_ms)
+    return [
+        f"{r.name} is not chosen: int8 is slower here, {r.p50_ms:.3f} ms against {least.p50_ms:.3f} ms of {least.name}"
+        for r in timed
+        if r.precision == "int8" and r.p50_ms > least.p50_ms * (1 + max(_noise(r), _noise(least)))
+    ]
 
 
 def _noise(result: CandidateResult) -> float:

@@ -39,7 +39,7 @@ def accuracy(
     """
     checks = list(_closeness(result, tolerance))
     if baseline:
-        checks += [_metric(name, result.metrics.get(name), value, limits) for name, value in sorted(baseline.items())]
+        checks += [_metric(name, result, value, limits) for name, value in sorted(baseline.items())]
         checks += [
             Check(name=f"metric {name}", verdict="fail", evidence=f"'evaluate' gives no metric '{name}'")
             for name in sorted({*limits.metric_drop, *limits.metric_min} - set(baseline))
@@ -72,13 +72,22 @@ def _closeness(result: CandidateResult, tolerance: Tolerance) -> Iterable[Check]
         yield _at_most("reference max_abs", result.max_abs_error, tolerance.max_abs, "error against the reference", "")
 
 
-def _metric(name: str, value: float | None, baseline: float, limits: Limits) -> Check:
+def interval_in_words(result: CandidateResult, metric: str) -> str:
+    """The confidence interval of a metric, or that it is not known: '95 % interval 86.2 to 98.9, 48 samples'."""
+    found = result.intervals.get(metric)
+    if found is None:
+        return "interval unknown"
+    return f"95 % interval {found.low:.4g} to {found.high:.4g}, {found.samples} samples"
+
+
+def _metric(name: str, result: CandidateResult, baseline: float, limits: Limits) -> Check:
     drop = limits.metric_drop.get(name)
     if drop is None and name not in limits.metric_min:
         drop = abs(baseline) * DEFAULT_RELATIVE_DROP
     bounds = [baseline - drop] if drop is not None else []
     bounds += [limits.metric_min[name]] if name in limits.metric_min else []
-    return _at_least(f"metric {name}", value, max(bounds), f"{name} (unoptimised {baseline:.6g})", "")
+    what = f"{name} (unoptimised {baseline:.6g}; {interval_in_words(result, name)})"
+    return _at_least(f"metric {name}", result.metrics.get(name), max(bounds), what, "")
 
 
 def _at_least(name: str, value: float | None, limit: float, what: str, unit: str) -> Check:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edgeopt.device.runner import Refs, Response, Run
 from edgeopt.errors import DataError
-from edgeopt.runtime import evaluation, tensors
+from edgeopt.runtime import evaluation, metrics, tensors
 from edgeopt.runtime.compare import output_errors, top1_agreement
 from edgeopt.spec.manifest import Axis, Candidate, Feed, TensorSpec
 from edgeopt.spec.report import CandidateResult
@@ -29,13 +30,17 @@ class Questions:
     evaluate: evaluation.Evaluate | None
     base: Path | None = None  # the project's folder, for messages
     classifier: bool = False
+    baseline: Mapping[str, float] = field(default_factory=dict)  # the unoptimised model's metrics
 
     @property
     def feeds(self) -> dict[str, Refs]:
         """Feed id -> inputs, as the runner takes them."""
-        return {
-            name: feed.inputs for name, feed in [*_named("reference", self.reference), *_named("cases", self.cases)]
-        }
+        return {name: feed.inputs for name, feed in self.calls.items()}
+
+    @property
+    def calls(self) -> dict[str, Feed]:
+        """Feed id -> call, the reference calls first."""
+        return dict([*_named("reference", self.reference), *_named("cases", self.cases)])
 
 
 def timing_feed(inputs: Sequence[TensorSpec], axes: Mapping[str, Axis], reference: Sequence[Feed]) -> str:
@@ -62,7 +67,7 @@ def candidate_result(candidate: Candidate, response: Response, asked: Questions)
         load_s=run.load_s,
         first_call_ms=None if run.first_call_s is None else 1e3 * run.first_call_s,
         peak_rss_mb=None if run.peak_rss_bytes is None else run.peak_rss_bytes / (1 << 20),
-        metrics=_metrics(candidate.name, response, asked),
+        **_metrics(candidate.name, response, asked),
         **_latency(run),
         **closeness,
     )
@@ -93,15 +98,19 @@ def _closeness(name: str, response: Response, asked: Questions) -> dict[str, flo
     }
 
 
-def _metrics(name: str, response: Response, asked: Questions) -> dict[str, float]:
-    """What `evaluate` gives for the candidate's answers to the recorded cases; {} without it."""
+def _metrics(name: str, response: Response, asked: Questions) -> dict[str, Any]:
+    """What `evaluate` gives for the candidate's answers to the recorded cases, with intervals; {} without it."""
     if asked.evaluate is None:
         return {}
-    inputs = _Lazy(
+    inputs = Lazy(
         asked.cases, lambda i: {key: tensors.read(asked.folder, ref) for key, ref in asked.cases[i].inputs.items()}
     )
-    outputs = _Lazy(asked.cases, lambda i: response.outputs(name, f"cases/{i}"))
-    return evaluation.replay(asked.evaluate, inputs, outputs, base=asked.base)
+    outputs = Lazy(asked.cases, lambda i: response.outputs(name, f"cases/{i}"))
+    given = evaluation.replayed(asked.evaluate, inputs, outputs, base=asked.base)
+    return {
+        "metrics": metrics.values(given.measured),
+        "intervals": metrics.intervals(given.measured, given.samples, asked.baseline),
+    }
 
 
 def _agreement(given: Sequence[dict[str, np.ndarray]], found: Sequence[dict[str, np.ndarray]]) -> float:
@@ -112,7 +121,7 @@ def _agreement(given: Sequence[dict[str, np.ndarray]], found: Sequence[dict[str,
     return float(np.average(shares, weights=samples))
 
 
-class _Lazy(Sequence):
+class Lazy(Sequence):
     """A sequence as long as `like` whose items are read when they are asked for, so that memory stays flat."""
 
     def __init__(self, like: Sequence, read):

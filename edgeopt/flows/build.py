@@ -19,11 +19,11 @@ from typing import Any
 
 from edgeopt import digest
 from edgeopt.errors import ArtifactError, EdgeoptError, LockedError, LoweringError, UsageError
-from edgeopt.pipeline import op_files
+from edgeopt.pipeline import helping, op_files, torchrun
 from edgeopt.pipeline.cache import StageCache, disk_error, link_or_copy
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys, tool_versions
-from edgeopt.pipeline.stages import STAGE_NAMES, STAGES, StageRecord, run_stage
+from edgeopt.pipeline.stages import INTEGER_STAGES, STAGE_NAMES, STAGES, StageRecord, run_stage
 from edgeopt.runtime.artifact import Artifact, publish, read_manifest, replace_file
 from edgeopt.spec.manifest import BUILD_NAME, FILE_NAME, SELECTION_NAME, Refusal, Selection, belongs_to
 from edgeopt.spec.project import Project
@@ -47,34 +47,48 @@ class Listener:
     stage: Callable[[StageRecord], None] = lambda record: None
     gate: Callable[[str, Any], None] = lambda name, row: None
     refused: Callable[[Refusal], None] = lambda refusal: None
+    tried: Callable[[Any], None] = lambda made: None
 
 
 def build(
-    job: Job, out: Path, *, until: str | None = None, use_cache: bool = True, listener: Listener | None = None
+    job: Job,
+    out: Path,
+    *,
+    until: str | None = None,
+    use_cache: bool = True,
+    listener: Listener | None = None,
+    budget_min: float | None = None,
 ) -> Built:
     """Build the artifact `out`, or stop after the stage `until`.
 
-    Nothing stands at `out` until everything is done; a killed build resumes at the last finished stage. Raises
-    LoweringError where no candidate keeps the limits, and whatever a stage raises.
+    Nothing stands at `out` until everything is done; a killed build resumes at the last finished stage. `budget_min`:
+    minutes for the search for mixed precision where int8 does not keep the limits, 0 for none, None for the default
+    of `pipeline.mixed`; Ctrl-C in the search ends it and not the build. Raises LoweringError where no candidate keeps
+    the limits, and whatever a stage raises.
     """
     if until is not None and until not in STAGE_NAMES:
         raise UsageError(f"there is no stage '{until}'", where="--until", todo="one of: " + ", ".join(STAGE_NAMES))
+    if torchrun.helps():
+        return Built(None, None, helping.help_train(job))
     _check_out(out, job)
     op_files.check(job)
-    with workdir_lock(job.workdir):
+    with workdir_lock(job.workdir), torchrun.helpers_leave():
         keys = stage_keys(job)
         cache = StageCache(job.workdir / "cache", enabled=use_cache)
         listener = listener or Listener()
         if until is None and (built := _cached(cache, keys["build"], out)):
             return built
-        return _Build(job, cache, keys, out, listener).run(until)
+        return _Build(job, cache, keys, out, listener, budget_min).run(until)
 
 
 class _Build:
     """One run: opened by `run`, which leaves either an artifact or nothing."""
 
-    def __init__(self, job: Job, cache: StageCache, keys: dict[str, str], out: Path, listener: Listener):
+    def __init__(
+        self, job: Job, cache: StageCache, keys: dict[str, str], out: Path, listener: Listener, budget_min=None
+    ):
         self._job, self._cache, self._keys, self._out, self._listener = job, cache, keys, out, listener
+        self._budget_min, self._mixed, self._unoptimised = budget_min, None, None
         self._stages: list[StageRecord] = []
         self._started = time.perf_counter()
 
@@ -100,11 +114,15 @@ class _Build:
     def _build_in(self, staging: Path) -> Built:
         from edgeopt.pipeline import assemble, lowering
         from edgeopt.pipeline.baseline import CASES_FILE, baseline
-        from edgeopt.pipeline.gates import fastest_float
+        from edgeopt.pipeline.gates import fastest_float, mendable
 
         job, by_name = self._job, {stage.name: stage for stage in STAGES}
         captured = self._stage(by_name["capture"], None)
         judged_by = baseline(captured, job, self._cache, self._keys["capture"])
+        self._unoptimised = {
+            "metrics": judged_by.metrics,
+            "intervals": {name: found.model_dump(mode="json") for name, found in judged_by.intervals.items()},
+        }
         if judged_by.folder:
             link_or_copy(judged_by.folder / CASES_FILE, staging / CASES_FILE)
         reference = assemble.write_reference(captured, staging)
@@ -117,20 +135,27 @@ class _Build:
         rows = last = gate("after optimize", tuple(c for f in floats for c in f.candidates), rounds=3, calls=15)
         recipes, refused = [r for f in floats for r in f.recipes], [r for f in floats for r in f.refused]
 
-        integer = optimized
-        for name in ("qat", "quantize", "reoptimize"):
+        integer, trained = optimized, optimized
+        for name in INTEGER_STAGES:
             integer = self._stage(by_name[name], integer)
+            trained = integer if name == "qat" else trained
         if integer is not optimized and integer.integer:
             lowered = lowering.lower(integer, job, self._cache, self._keys["reoptimize"], staging)
-            recipes, refused = [*recipes, *lowered.recipes], [*refused, *lowered.refused]
             # the best float again, so that integer and float are timed in one interleaved run
-            again = fastest_float(rows, {row.candidate.name: _size(staging, row.candidate.file) for row in rows})
-            last = gate("after reoptimize", again + lowered.candidates, rounds=5, calls=40)
+            again = fastest_float(rows, {row.candidate.name: row.facts.size_bytes for row in rows})
+            programs = {candidate.name: integer for candidate in lowered.candidates}
+            last = gate("after reoptimize", again + lowered.candidates, rounds=5, calls=40, programs=programs)
+            if mendable(last) and (
+                searched := self._search(staging, optimized, trained, captured, reference, judged_by, rows, last)
+            ):
+                integer, lowered = searched
+                programs = {candidate.name: integer for candidate in lowered.candidates}
+                last = gate("after the search", again + lowered.candidates, rounds=5, calls=40, programs=programs)
+            recipes, refused = [*recipes, *lowered.recipes], [*refused, *lowered.refused]
             newer = {row.candidate.name: row for row in last}
             rows = tuple(newer.pop(row.candidate.name, row) for row in rows) + tuple(newer.values())
         else:
-            skipped = next(r for r in reversed(self._stages) if r.name in ("quantize", "qat") and r.skipped)
-            refused.append(Refusal(candidate="int8", reason=skipped.skipped))
+            refused.append(Refusal(candidate="int8", reason=_why_no_integers(self._stages)))
 
         kept = tuple(row for row in rows if row.kept)
         refused += [Refusal(candidate=r.candidate.name, reason=r.reason) for r in rows if not r.kept]
@@ -141,6 +166,32 @@ class _Build:
         made = assemble.manifest(staging, captured, job, reference, judged_by, kept, tuple(recipes), tuple(refused))
         to_choose = tuple(row for row in last if row.kept) or kept
         return self._publish(staging, made, to_choose, rows)
+
+    def _search(self, staging, optimized, trained, captured, reference, judged_by, floats, last):
+        """The program of mixed precision and its files in `staging`; None where none is needed or none was found."""
+        from edgeopt.pipeline import lowering
+        from edgeopt.pipeline.mixed_build import search_for
+        from edgeopt.pipeline.tries import Ground
+
+        training_s = sum(record.details.get("seconds", 0.0) for record in self._stages if record.name == "qat")
+        ground = Ground(
+            self._job, optimized, self._keys["optimize"], trained if trained is not optimized else None,
+            self._keys["qat"], training_s, captured.signature, reference, judged_by, staging,
+        )  # fmt: skip
+        found = search_for(ground, floats, last, self._budget_min, self._keys["build"], self._listener.tried)
+        if found is None:
+            return None
+        self._mixed, program, key, profile = found
+        if program is None:
+            return None
+        job = dataclasses.replace(self._job, profile=profile)
+        for path in [
+            p
+            for p in staging.iterdir()
+            if any(belongs_to(p.name, r.candidate.file) for r in last if r.candidate.precision == "int8")
+        ]:
+            path.unlink()  # a link into the cache, which must not be written through
+        return program, lowering.lower(program, job, self._cache, key, staging)
 
     def _half(self, stage, optimized, staging: Path):
         """The candidates of the program in the stage's 16-bit precision, where the profile allows it."""
@@ -158,14 +209,12 @@ class _Build:
         refused = [Refusal(candidate=f"{b}-{precision}", reason=why or failed) for b, why in takers.items()]
         return lowering.Files((), (), (), tuple(refused))
 
-    def _gate(self, staging, name, candidates, *, captured, reference, judged_by, rounds, calls):
+    def _gate(self, staging, name, candidates, *, captured, reference, judged_by, **how):
         from edgeopt.pipeline.gates import run_gate
 
         if not candidates:
             return ()
-        rows = run_gate(
-            staging, candidates, captured.signature, reference, judged_by, self._job, rounds=rounds, calls=calls
-        )
+        rows = run_gate(staging, candidates, captured.signature, reference, judged_by, self._job, **how)
         for row in rows:
             self._listener.gate(name, row)
         return rows
@@ -179,7 +228,8 @@ class _Build:
         replace_file(staging / SELECTION_NAME, digest.canonical_json(selection.model_dump(mode="json")))
         replace_file(staging / BUILD_NAME, json.dumps(record, indent=1, default=str, allow_nan=False).encode())
         artifact = publish(staging, self._out, manifest)
-        self._cache.store("artifact", self._keys["build"], lambda part: _copy_artifact(artifact, part))
+        if self._mixed is None or not self._mixed.ended:  # else building again goes on with the search
+            self._cache.store("artifact", self._keys["build"], lambda part: _copy_artifact(artifact, part))
         return Built(artifact, selection, record)
 
     def _record(self, rows, selection: Selection | None) -> dict[str, Any]:
@@ -195,21 +245,26 @@ class _Build:
                     "name": row.candidate.name, "kept": row.kept, "reason": row.reason, "stand_in": row.stand_in,
                     "result": row.result.model_dump(mode="json"),
                     "checks": [check.model_dump(mode="json") for check in row.checks],
+                    "facts": dataclasses.asdict(row.facts),
                 }
                 for row in rows
             ],
+            "unoptimised": self._unoptimised,
+            "mixed_precision": dataclasses.asdict(self._mixed) if self._mixed else None,
             "selection": selection.model_dump(mode="json") if selection else None,
         }  # fmt: skip
         return digest.finite(record)
 
 
+def _why_no_integers(stages: list[StageRecord]) -> str:
+    """The reason of the last integer stage that did not run, or that refused what it made."""
+    reasons = [r.skipped or r.details.get("refused") for r in stages if r.name in ("qat", "quantize")]
+    return next(filter(None, reversed(reasons)))
+
+
 def _project_file(project: Project) -> Path:
     """The absolute path of the project's file, for `validate`, whose evaluate it finds there."""
     return project.folder / Path(project.source.partition(" with --set ")[0]).name
-
-
-def _size(folder: Path, file: str) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if belongs_to(path.name, file))
 
 
 def _cached(cache: StageCache, key: str, out: Path) -> Built | None:

@@ -111,11 +111,17 @@ def _validate(artifact: Artifact, connection: Connection, folder: str, how: How,
     limits = read_value(Limits, manifest.limits, source=f"{artifact.folder}: limits", error=ArtifactError)
     judging = _judge_of(artifact, how.project)
     asked = Questions(
-        artifact.folder, manifest.reference, manifest.cases, judging.evaluate, judging.base, judging.classifier
-    )
+        artifact.folder, manifest.reference, manifest.cases, judging.evaluate, judging.base, judging.classifier,
+        baseline=manifest.metrics.get("reference", {}),
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         response = _measure(artifact, connection, folder, how, asked, Path(scratch), progress)
-        results = tuple(candidate_result(candidate, response, asked) for candidate in manifest.candidates)
+        results = tuple(
+            candidate_result(candidate, response, asked).model_copy(
+                update={"size_bytes": manifest.size_bytes(candidate)}
+            )
+            for candidate in manifest.candidates
+        )
     checks = {r.name: _checks(artifact, r, limits, judging) for r in results}
     selection = _select(artifact, results, checks, connection.label)
     report = _report(artifact, connection.label, response, results, checks, selection, time.monotonic() - started)

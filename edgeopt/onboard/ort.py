@@ -1,6 +1,7 @@
 """onnxruntime: an ONNX file as a session.
 
-Candidate flags: "intra_op_threads" (int or null), "graph_optimization" ("all", "extended", "basic", "off")
+Candidate flags: "intra_op_threads" (int or null), "graph_optimization" ("all", "extended", "basic", "off"),
+"disabled_optimizers" (names of graph optimizers that must not run; one that this version does not have is no loss)
 and "providers" (names in order of preference). `threads` of the request wins over the flag.
 """
 
@@ -16,7 +17,7 @@ _LEVELS = {
     "all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED",
     "basic": "ORT_ENABLE_BASIC", "off": "ORT_DISABLE_ALL",
 }  # fmt: skip
-_KNOWN = ("intra_op_threads", "graph_optimization", "providers")
+_KNOWN = ("intra_op_threads", "graph_optimization", "disabled_optimizers", "providers")
 
 
 def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
@@ -36,7 +37,10 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
         if is_ort_library(path):
             options.register_custom_ops_library(path)
     providers, provider_records = _providers(onnxruntime, flags)
-    session = onnxruntime.InferenceSession(os.path.join(folder, candidate["file"]), options, providers=providers)
+    session = onnxruntime.InferenceSession(
+        os.path.join(folder, candidate["file"]), options, providers=providers,
+        disabled_optimizers=list(flags.get("disabled_optimizers") or ()),
+    )  # fmt: skip
     _check_names(session, inputs, outputs)
     return Program(session, inputs, outputs, records + provider_records)
 
@@ -86,6 +90,8 @@ def _options(onnxruntime, flags, threads):
         else:
             options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[level])
             records.append(record("graph_optimization", level, "applied"))
+    if flags.get("disabled_optimizers"):
+        records.append(record("disabled_optimizers", flags["disabled_optimizers"], "applied"))
     return options, records
 
 

@@ -7,7 +7,7 @@ unoptimised model's outputs, and the judgement by them is called a proxy.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,10 @@ from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.predict import predictor
 from edgeopt.ports.user_code import load_attribute
 from edgeopt.program import Program, Signature
-from edgeopt.runtime import evaluation
+from edgeopt.runtime import evaluation, metrics
 from edgeopt.runtime.tensors import PackWriter
 from edgeopt.spec.manifest import Feed
+from edgeopt.spec.report import Interval
 
 CASES_FILE = "cases/tensors.bin"
 _INDEX = "cases.json"
@@ -37,6 +38,7 @@ class Baseline:
     metrics: dict[str, float]
     cases: tuple[Feed, ...]
     folder: Path | None = None
+    intervals: dict[str, Interval] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -53,7 +55,9 @@ def baseline(program: Program, job: Job, cache: StageCache, key: str) -> Baselin
     if folder is None:
         folder = cache.store("baseline", place, lambda part: record(program, job, part))
     index = json.loads((folder / _INDEX).read_bytes())
-    return Baseline(index["metrics"], tuple(Feed.model_validate(feed) for feed in index["cases"]), folder)
+    cases = tuple(Feed.model_validate(feed) for feed in index["cases"])
+    intervals = {name: Interval.model_validate(interval) for name, interval in index["intervals"].items()}
+    return Baseline(index["metrics"], cases, folder, intervals)
 
 
 def user_evaluate(job: Job, signature: Signature) -> evaluation.Evaluate:
@@ -74,7 +78,7 @@ def _record_evaluate(program: Program, job: Job, folder: Path) -> None:
 
         evaluate = user_evaluate(job, program.signature)
         recording = evaluation.record(evaluate, record, most_bytes=0, base=job.project.folder)
-    _write_index(folder, recording.metrics, feeds)
+    _write_index(folder, feeds, recording.metrics, metrics.intervals(recording.measured, recording.samples))
 
 
 def _record_calibration(program: Program, job: Job, folder: Path) -> None:
@@ -95,9 +99,13 @@ def _record_calibration(program: Program, job: Job, folder: Path) -> None:
                     outputs={name: pack.add(array) for name, array in outputs.items()},
                 )
             )
-    _write_index(folder, {}, feeds)
+    _write_index(folder, feeds, {}, {})
 
 
-def _write_index(folder: Path, metrics: dict[str, float], feeds: list[Feed]) -> None:
-    index = {"metrics": metrics, "cases": [feed.model_dump(mode="json") for feed in feeds]}
+def _write_index(folder: Path, feeds: list[Feed], given: dict[str, float], intervals: dict[str, Interval]) -> None:
+    index = {
+        "metrics": given,
+        "intervals": {name: interval.model_dump(mode="json") for name, interval in intervals.items()},
+        "cases": [feed.model_dump(mode="json") for feed in feeds],
+    }
     (folder / _INDEX).write_bytes(digest.canonical_json(index))

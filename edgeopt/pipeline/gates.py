@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,21 +19,23 @@ from edgeopt.device import choice, judge
 from edgeopt.device.measured import Questions, candidate_result, timing_feed
 from edgeopt.device.runner import Request, Timing, measure
 from edgeopt.onboard import environment
-from edgeopt.pipeline import op_files
+from edgeopt.pipeline import lowered_facts, op_files
 from edgeopt.pipeline.baseline import Baseline, user_evaluate
 from edgeopt.pipeline.job import Job
+from edgeopt.pipeline.lowered_facts import Facts
 from edgeopt.ports.local import LocalConnection
-from edgeopt.program import Signature, custom_ops
+from edgeopt.program import Program, Signature, custom_ops
 from edgeopt.progress import log
 from edgeopt.spec.manifest import Candidate, Feed, Selection
 from edgeopt.spec.profile import Profile
+from edgeopt.spec.profile_values import VNNI_FLAGS
 from edgeopt.spec.report import CandidateResult, Check
 
 # How another machine's integer candidate is judged here: the Q/DQ operators one by one, in float. Fused int8 kernels
 # sum in int16 on an x86 CPU without VNNI and saturate (docs/numbers.md), which a GPU, an ARM or a VNNI CPU does not.
 _OPERATOR_BY_OPERATOR = {"graph_optimization": "off"}
 _BUSY_PERCENT = 25
-_VNNI_FLAGS = {"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"}
+JUDGED = ("metric ", "proxy ", "reference ")  # the checks that a search for mixed precision can mend
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class GateRow:
     result: CandidateResult
     checks: tuple[Check, ...]
     stand_in: str | None = None  # the runtime that judged it here, where this machine is not the target
+    facts: Facts | None = None
 
     @property
     def kept(self) -> bool:
@@ -59,46 +63,60 @@ def target_is_here(profile: Profile) -> bool:
     if target.kind != "cpu" or target.arch != platform.machine():
         return False
     flags = set(environment.describe()["cpu_flags"])
-    return set(target.cpu_features) <= flags and (not target.vnni or bool(flags & _VNNI_FLAGS))
+    return set(target.cpu_features) <= flags and (not target.vnni or bool(flags & VNNI_FLAGS))
 
 
 def run_gate(
     folder: Path, candidates: tuple[Candidate, ...], signature: Signature, feeds: tuple[Feed, ...],
-    baseline: Baseline, job: Job, *, rounds: int, calls: int,
+    baseline: Baseline, job: Job, *, rounds: int, calls: int, programs: Mapping[str, Program] | None = None,
+    warn: bool = True,
 ) -> tuple[GateRow, ...]:  # fmt: skip
     """Run the candidates whose files lie in `folder`, interleaved, each in a process of its own, and judge them.
 
     `feeds` are the reference calls; the tensors of reference and cases lie below `folder` too. Where this machine is
-    the target, `rounds` times `calls` of each candidate are timed.
+    the target, `rounds` times `calls` of each candidate are timed, and none where `rounds` is 0. `programs`: candidate
+    -> the program that it was lowered from, which an integer one is compared with. `warn`: of other work on this
+    machine, which makes times uncertain.
     """
     evaluate = user_evaluate(job, signature) if job.project.evaluate else None
     asked = Questions(
-        folder, feeds, baseline.cases, evaluate, base=job.project.folder, classifier=job.project.classifier
-    )
+        folder, feeds, baseline.cases, evaluate, base=job.project.folder, classifier=job.project.classifier,
+        baseline=baseline.metrics,
+    )  # fmt: skip
     at_hand = target_is_here(job.profile)
     here = [c if at_hand else _stand_in(c) for c in candidates]
     timing = Timing(timing_feed(signature.inputs, signature.axes, feeds), rounds=rounds, calls=calls, max_s=10)
     request = Request(
         folder=str(folder.resolve()), candidates=here, inputs=signature.inputs, outputs=signature.outputs,
-        feeds=asked.feeds, timing=timing if at_hand else None,
+        feeds=asked.feeds, timing=timing if at_hand and rounds else None,
         op_libraries=op_files.put_for_here(custom_ops.of(job.project), folder),
     )  # fmt: skip
-    if at_hand:
+    if request.timing and warn:
         _warn_when_busy()
     with LocalConnection() as connection, tempfile.TemporaryDirectory() as scratch:
         response = measure(connection, request, Path(scratch), python=sys.executable, progress=job.progress)
         results = [candidate_result(c, response, asked) for c in here]
+        facts = []
+        for c in candidates:
+            program = (programs or {}).get(c.name)
+            simulated = lowered_facts.against_simulation(c, folder, program, asked.calls, response)
+            facts.append(lowered_facts.facts_of(c, folder, job.profile, program, simulated))
     return tuple(
-        GateRow(
-            candidate,
-            result,
-            judge.accuracy(
-                result, candidate.tolerance, baseline.metrics, job.limits, classifier=job.project.classifier
-            ),
-            ran.runtime if ran is not candidate else None,
-        )
-        for candidate, ran, result in zip(candidates, here, results, strict=True)
+        GateRow(candidate, result, _checks(candidate, result, known, baseline, job), _stood_in(candidate, ran), known)
+        for candidate, ran, result, known in zip(candidates, here, results, facts, strict=True)
     )
+
+
+def _checks(
+    candidate: Candidate, result: CandidateResult, facts: Facts, baseline: Baseline, job: Job
+) -> tuple[Check, ...]:
+    tolerance, classifier = candidate.tolerance, job.project.classifier
+    accuracy = judge.accuracy(result, tolerance, baseline.metrics, job.limits, classifier=classifier)
+    return accuracy + lowered_facts.integer_check(facts)
+
+
+def _stood_in(candidate: Candidate, ran: Candidate) -> str | None:
+    return ran.runtime if ran is not candidate else None
 
 
 def _warn_when_busy() -> None:
@@ -115,6 +133,14 @@ def fastest_float(rows: tuple[GateRow, ...], sizes: dict[str, int]) -> tuple[Can
         return ()
     best = choice.fastest(timed, sizes)
     return tuple(row.candidate for row in rows if row.candidate.name == best.name)
+
+
+def mendable(rows: tuple[GateRow, ...]) -> bool:
+    """Whether the integer candidates of a gate were all dropped, and for their accuracy alone."""
+    integers = [row for row in rows if row.candidate.precision == "int8"]
+    failed = [check.name for row in integers for check in row.checks if check.verdict == "fail"]
+    ran = all(row.result.failure is None for row in integers)
+    return bool(failed) and ran and not any(r.kept for r in integers) and all(n.startswith(JUDGED) for n in failed)
 
 
 def choose(rows: tuple[GateRow, ...], profile: Profile, sizes: dict[str, int]) -> Selection:

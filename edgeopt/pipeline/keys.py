@@ -37,7 +37,7 @@ _PROJECT_KEYS = {
         "custom_ops",
     ),
     "optimize": ("passes", "rules"),
-    "qat": ("train", "loss", "qat", "keep_float", "keep_fp32"),
+    "qat": ("train", "loss", "evaluate", "qat", "keep_float", "keep_fp32"),
     "quantize": ("calibration_batches",),
     "reoptimize": ("passes",),
     "fp16": ("calibration_batches", "keep_fp32"),
@@ -48,7 +48,7 @@ _PROFILE_KEYS = {
     "optimize": ("passes", "fusion", "precision", "target"),
     "qat": ("quantization", "precision", "target"),
     "quantize": ("quantization", "precision", "backends"),
-    "reoptimize": ("passes", "fusion"),
+    "reoptimize": ("passes", "fusion", "backends", "target"),
     "fp16": ("precision",),
     "bf16": ("precision",),
 }
@@ -96,6 +96,7 @@ def _project_sources(job: Job) -> dict[str, str]:
     """Digest of the project's own Python files, and of each package that the project names."""
     found = {".": _digest_tree(job.project.folder)}
     named = [getattr(job.project, key, None) for key in ("model", "calibration", "train", "loss", "evaluate")]
+    named += [job.project.qat.trainer, job.project.qat.optimizer]
     for name in (*named, *job.project.rules):
         where = (name or "").rpartition(":")[0]
         if where and not where.endswith(".py"):
@@ -112,7 +113,7 @@ def _project_sources(job: Job) -> dict[str, str]:
 def _project_files(job: Job) -> dict[str, str]:
     """Digest of the weights, of a model file, and of every declared data file."""
     project = job.project
-    named = [project.weights, *project.data, *project.op_libraries]
+    named = [project.weights, project.qat.state, *project.data, *project.op_libraries]
     named += [file for op in project.custom_ops.values() for file in (*op.onnxruntime, *op.tensorrt)]
     if ":" not in project.model:
         named.append(project.model)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from edgeopt.errors import DeclinedError
 from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, custom_ops
@@ -27,6 +28,7 @@ class Stage:
     run: Callable[[Program | None, Job], tuple[Program, dict[str, Any]]]
     declines: Callable[[Program | None, Job], str | None] = lambda program, job: None
     branch: bool = False
+    stored: Callable[[Job], None] = lambda job: None  # called once the result is in the cache
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,12 @@ def run_stage(
         result = dataclasses.replace(result, custom_ops=operators)
     else:
         log.debug("stage %s: running", stage.name)
-        result, details = stage.run(program, job)
+        try:
+            result, details = stage.run(program, job)
+        except DeclinedError as why:
+            return program, StageRecord(stage.name, time.perf_counter() - started, skipped=why.what)
         cache.store(stage.name, key, lambda folder: storage.save(result, details, folder))
+        stage.stored(job)
     measured = _measure(result)
     seconds = time.perf_counter() - started
     return result, StageRecord(stage.name, seconds, cached=found is not None, details=details, **measured)
@@ -98,25 +104,47 @@ def _half(precision: HalfPrecision, program: ExportedGraph, job: Job) -> tuple[P
 
 def _qat(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
     from edgeopt import quant
+    from edgeopt.pipeline import torchrun
     from edgeopt.program.parts import parts_of
 
-    state, details = quant.qat(program, job.project, job.profile, progress=job.progress)
+    with torchrun.training(job) as ranks:
+        state, details = quant.qat(
+            program, job.project, job.profile, kept=_checkpoints(job), ranks=ranks, progress=job.progress
+        )
     fixed = [part.label for part in parts_of(program.module)]  # gradients pass through them to what is before them
     return program.after("qat", qat_state=state), {**details, "not_trained": fixed} if fixed else details
 
 
-def _quantize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
+def _checkpoints(job: Job) -> Any:
+    from edgeopt.pipeline.keys import stage_keys
+    from edgeopt.quant.training.checkpoints import Checkpoints
+
+    key = stage_keys(job)["qat"]
+    return Checkpoints(job.workdir / "training" / key[:16], key)
+
+
+def _quantize(
+    program: ExportedGraph | OnnxGraph, job: Job, keep_float: tuple[str, ...] = ()
+) -> tuple[Program, dict[str, Any]]:
     from edgeopt import quant
 
-    result, report = quant.quantize(program, job.project, job.profile, progress=job.progress)
-    return result, _as_data(report)
+    result, report = quant.quantize(program, job.project, job.profile, keep_float=keep_float, progress=job.progress)
+    details = _as_data(report)
+    if report.refusal:  # int8 was asked for, and nothing that costs time would be
+        warnings = (*details["warnings"], f"int8 is refused: {report.refusal}")
+        return program, {**details, "refused": report.refusal, "warnings": warnings}
+    return result, details
 
 
 def _reoptimize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
     from edgeopt import passes
+    from edgeopt.pipeline import integer_guard
 
-    result, records = passes.reoptimize(program, job.profile, job.passes, _run_of(job))
-    return result, {"passes": [_as_data(r) for r in records]}
+    how = _run_of(job)
+    result, records, details = integer_guard.reoptimize(
+        program, job, lambda given: passes.reoptimize(program, job.profile, given, how)
+    )
+    return result, {"passes": [_as_data(r) for r in records], **details}
 
 
 def followed(
@@ -160,7 +188,8 @@ def _no_half(precision: HalfPrecision, program: Program | None, job: Job) -> str
     return None
 
 
-def _no_int8(program: Program | None, job: Job) -> str | None:
+def no_int8(program: Program | None, job: Job) -> str | None:
+    """Why no integer program can be made of `program` for the profile, or None."""
     if "int8" not in job.profile.precision.allowed:
         return f"the profile '{job.profile.name}' allows no int8"
     if isinstance(program, ScriptGraph):
@@ -171,19 +200,25 @@ def _no_int8(program: Program | None, job: Job) -> str | None:
     if isinstance(program, OnnxGraph):
         if program.integer:
             return "the model is quantized already and is left as it is"
-        return "int8 is made from a PyTorch model; this is an ONNX file"
+        from edgeopt.quant import onnx_ptq
+
+        return onnx_ptq.refusal(program.model)
     return None
 
 
 def _no_qat(program: Program | None, job: Job) -> str | None:
-    if reason := _no_int8(program, job):
+    if reason := no_int8(program, job):
         return reason
+    if job.project.qat.trainer or job.project.qat.state:
+        return None
+    if isinstance(program, OnnxGraph):
+        return "training needs a PyTorch model; this is an ONNX file"
     missing = [key for key in ("train", "loss") if getattr(job.project, key) is None]
     return f"no training is given: add '{missing[0]}' to the project to fine-tune for int8" if missing else None
 
 
 def _no_quantize(program: Program | None, job: Job) -> str | None:
-    if reason := _no_int8(program, job):
+    if reason := no_int8(program, job):
         return reason
     trained = isinstance(program, ExportedGraph) and program.qat_state is not None
     if job.project.calibration is None and not trained:
@@ -192,6 +227,8 @@ def _no_quantize(program: Program | None, job: Job) -> str | None:
 
 
 def _no_reoptimize(program: Program | None, job: Job) -> str | None:
+    if isinstance(program, OnnxGraph) and "quantize" in program.stages:
+        return "an ONNX file stays as the quantizer wrote it; its runtime optimizes it when it loads it"
     integer = isinstance(program, ExportedGraph) and program.integer
     return None if integer else "there is no integer program"
 
@@ -201,11 +238,19 @@ STAGES = (
     Stage("optimize", _optimize, _no_optimize),
     Stage("fp16", partial(_half, "fp16"), partial(_no_half, "fp16"), branch=True),
     Stage("bf16", partial(_half, "bf16"), partial(_no_half, "bf16"), branch=True),
-    Stage("qat", _qat, _no_qat),
+    Stage("qat", _qat, _no_qat, stored=lambda job: _checkpoints(job).remove()),
     Stage("quantize", _quantize, _no_quantize),
     Stage("reoptimize", _reoptimize, _no_reoptimize),
 )
+INTEGER_STAGES = ("qat", "quantize", "reoptimize")
 STAGE_NAMES = tuple(stage.name for stage in STAGES)
+
+
+def integer_stages(keep_float: tuple[str, ...]) -> dict[str, Stage]:
+    """The stages from qat on by name, where quantize leaves more layers float than project and profile say."""
+    stages = {stage.name: stage for stage in STAGES if stage.name in INTEGER_STAGES}
+    quantize = dataclasses.replace(stages["quantize"], run=partial(_quantize, keep_float=keep_float))
+    return stages | {"quantize": quantize}
 
 
 def _measure(program: Program) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ def save(program: Program, details: dict[str, Any], folder: Path) -> None:
     if isinstance(program, ExportedGraph) and program.qat_state is not None and not program.integer:
         import torch
 
-        torch.save(program.qat_state, folder / _QAT_STATE)
+        buffer = io.BytesIO()
+        torch.save(program.qat_state, buffer)  # to a file, a full disk would be torch's own error without a number
+        (folder / _QAT_STATE).write_bytes(buffer.getbuffer())
         return
     from edgeopt.capture import serialise
 

@@ -46,7 +46,7 @@ def _table(report: Report) -> Table:
     metrics = sorted({name for c in report.candidates for name in c.metrics})
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("candidate")
-    for name in ("p50 ms", "p90 ms", "p99 ms", "load s", "peak MiB", *metrics, "SQNR dB", "max error"):
+    for name in ("p50 ms", "p90 ms", "p99 ms", "load s", "peak MiB", "size MiB", *metrics, "SQNR dB", "max error"):
         table.add_column(name, justify="right")
     for candidate in report.candidates:
         style = "bold" if candidate.name == report.chosen else ""
@@ -62,10 +62,19 @@ def _row(c: CandidateResult, metrics: list[str]) -> list[str]:
         *(_number(value, 3) for value in (c.p50_ms, c.p90_ms, c.p99_ms)),
         _number(c.load_s, 2),
         _number(c.peak_rss_mb, 0),
-        *(f"{c.metrics[name]:.5g}" if name in c.metrics else "-" for name in metrics),
+        _number(None if c.size_bytes is None else c.size_bytes / (1 << 20), 2),
+        *(_metric(c, name) for name in metrics),
         "exact" if c.max_abs_error == 0 else _number(c.sqnr_db, 1),
         "-" if c.max_abs_error is None else f"{c.max_abs_error:.2g}",
     ]
+
+
+def _metric(c: CandidateResult, name: str) -> str:
+    """The metric, with its confidence interval where one is known."""
+    if name not in c.metrics:
+        return "-"
+    found = c.intervals.get(name)
+    return f"{c.metrics[name]:.5g}" + (f" [{found.low:.4g}, {found.high:.4g}]" if found else "")
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -7,7 +7,6 @@ by the digest of each input, so that a metric is never computed from answers to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +17,12 @@ from edgeopt import digest
 from edgeopt.errors import DataError
 from edgeopt.onboard.structure import flat_inputs
 from edgeopt.ports.user_code import call as call_user_code
+from edgeopt.runtime import metrics as _metrics
+from edgeopt.runtime.metrics import Metric
 
 Tensors = Mapping[str, np.ndarray]
 Predict = Callable[[Tensors], dict[str, np.ndarray]]
-Evaluate = Callable[[Predict], Mapping[str, float]]
+Evaluate = Callable[[Predict], Mapping[str, Any]]
 
 _KEY = "evaluate"
 
@@ -32,6 +33,15 @@ class Recording(NamedTuple):
     metrics: dict[str, float]
     calls: list[dict[str, np.ndarray]]
     complete: bool  # False where `most_bytes` cut the calls off: such calls cannot be replayed
+    measured: dict[str, Metric] = {}  # the metrics with what is known of their samples
+    samples: int = 0  # that evaluate asked for
+
+
+class Replayed(NamedTuple):
+    """What evaluate gave for recorded answers, and the samples that it asked for."""
+
+    measured: dict[str, Metric]
+    samples: int
 
 
 def record(
@@ -43,7 +53,7 @@ def record(
     evaluate raises, asks for nothing, or gives anything but finite numbers by name.
     """
     calls: list[dict[str, np.ndarray]] = []
-    state = {"bytes": 0, "asked": 0}
+    state = {"bytes": 0, "asked": 0, "samples": 0}
 
     def recorded(inputs: Tensors) -> dict[str, np.ndarray]:
         arrays = {name: np.array(value) for name, value in inputs.items()}
@@ -51,12 +61,15 @@ def record(
         state["bytes"] += sum(array.nbytes for array in arrays.values())
         if most_bytes is None or state["bytes"] <= most_bytes:
             calls.append(arrays)
-        return predict(arrays)
+        outputs = predict(arrays)
+        state["samples"] += _samples(arrays, outputs)
+        return outputs
 
-    metrics = _metrics(_run(evaluate, recorded, base))
+    measured = _metrics.read(_run(evaluate, recorded, base), state["samples"])
     if not state["asked"]:
         raise DataError("evaluate never called predict", where=f"key '{_KEY}'", todo="check that its data is not empty")
-    return Recording(metrics, calls, complete=len(calls) == state["asked"])
+    whole = len(calls) == state["asked"]
+    return Recording(_metrics.values(measured), calls, whole, measured, state["samples"])
 
 
 def replay(
@@ -67,28 +80,37 @@ def replay(
 
     Raises DataError where evaluate asks for anything but exactly these inputs in this order.
     """
-    position = 0
+    return _metrics.values(replayed(evaluate, calls, outputs, base=base).measured)
+
+
+def replayed(
+    evaluate: Evaluate, calls: Sequence[Tensors], outputs: Sequence[Tensors], *, base: Path | None = None
+) -> Replayed:
+    """As `replay`, with what is known of the metrics' samples."""
+    position = samples = 0
 
     def answer(inputs: Tensors) -> dict[str, np.ndarray]:
-        nonlocal position
+        nonlocal position, samples
         if position >= len(calls):
             raise _changed(f"it asks for more than the {len(calls)} recorded inputs")
         if input_digest(inputs) != input_digest(calls[position]):
             raise _changed(f"input {position} is not the recorded one")
         position += 1
         # a copy: evaluate may write into what it is given, and the outputs are used again
-        return {name: np.array(value) for name, value in outputs[position - 1].items()}
+        given = {name: np.array(value) for name, value in outputs[position - 1].items()}
+        samples += _samples(inputs, given)
+        return given
 
-    metrics = _metrics(_run(evaluate, answer, base))
+    measured = _metrics.read(_run(evaluate, answer, base), samples)
     if position < len(calls):
         raise _changed(f"it asks for {position} of the {len(calls)} recorded inputs")
-    return metrics
+    return Replayed(measured, samples)
 
 
 def taking_nested(evaluate: Evaluate, structure: Any, names: Sequence[str]) -> Evaluate:
     """`evaluate`, whose calls of predict may be nested by the signature's `structure` around the inputs `names`."""
 
-    def nested(predict: Predict) -> Mapping[str, float]:
+    def nested(predict: Predict) -> Mapping[str, Any]:
         return evaluate(lambda inputs: predict(_flat(structure, names, inputs)))
 
     return nested
@@ -104,6 +126,12 @@ def _flat(structure: Any, names: Sequence[str], inputs: Any) -> Tensors:
         ) from None  # fmt: skip
 
 
+def _samples(inputs: Tensors, outputs: Tensors) -> int:
+    """The samples of one call: its batch where every output has as many rows as the first input, else 1."""
+    rows = {np.shape(value)[:1] for value in (next(iter(inputs.values()), ()), *outputs.values())}
+    return next(iter(rows))[0] if len(rows) == 1 and () not in rows else 1
+
+
 def input_digest(inputs: Tensors) -> str:
     """sha256 over the names, dtypes, shapes and bytes of named arrays; their order does not count."""
     parts = []
@@ -116,29 +144,6 @@ def input_digest(inputs: Tensors) -> str:
 
 def _run(evaluate: Evaluate, predict: Predict, base: Path | None) -> object:
     return call_user_code(evaluate, predict, key=_KEY, base=base or Path.cwd(), error=DataError)
-
-
-def _metrics(value: object) -> dict[str, float]:
-    if not isinstance(value, Mapping) or not value:
-        raise DataError(
-            f"evaluate gave {value!r} instead of a dict of numbers", where=f"key '{_KEY}'",
-            todo="return a dict such as {'accuracy': 0.93}",
-        )  # fmt: skip
-    return {str(name): _number(name, item) for name, item in value.items()}
-
-
-def _number(name: object, value: object) -> float:
-    try:
-        number = float(value)  # takes numpy and torch scalars too
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise DataError(
-            f"evaluate gave {value!r} for the metric '{name}'",
-            where=f"key '{_KEY}'",
-            todo="return finite numbers",
-        )
-    return number
 
 
 def _changed(what: str) -> DataError:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeopt.device.choice import fastest, reason
+from edgeopt.device.choice import fastest, reason, selection, slower_integers
 from edgeopt.spec.report import CandidateResult
 
 
@@ -36,3 +36,16 @@ def test_the_reason_gives_the_figures():
     assert reason(results[1], results[:2]) == tie
     assert reason(results[0], results[:1]) == "the only candidate that passed: p50 1.000 ms"
     assert reason(result("a", None), results) == "speed was not measured"
+
+
+def test_an_int8_that_is_slower_is_not_chosen_and_a_sentence_says_so():
+    floats = result("f", 10.28)
+    slower = result("i", 15.52).model_copy(update={"precision": "int8"})
+    chosen = selection([floats, slower], {"f": 4, "i": 1}, decided_by="build", where="this machine")
+    assert chosen.candidate == "f"
+    assert "i is not chosen: int8 is slower here, 15.520 ms against 10.280 ms of f" in chosen.reason
+    faster = slower.model_copy(update={"p50_ms": 5.0})
+    assert slower_integers([floats, faster]) == []
+    equal = slower.model_copy(update={"p50_ms": 10.5, "noise": 0.05})
+    assert slower_integers([floats, equal]) == []  # within the noise
+    assert slower_integers([slower]) == [] and slower_integers([result("f", None), slower]) == []

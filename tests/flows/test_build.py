@@ -19,6 +19,7 @@ import torch
 
 import edgeopt
 from edgeopt.runtime.artifact import Artifact
+from tests.mixed_project import mixed_project
 from tests.small_project import run_edgeopt, write_project
 
 
@@ -263,15 +264,13 @@ def test_without_training_and_calibration_the_float_model_ships_and_says_what_to
 
 
 def test_int8_that_loses_accuracy_is_dropped_with_its_reason(tmp_path):
-    project = write_project(
-        tmp_path / "project", without=("train", "loss", "qat"), limits={"metric_drop": {"p0": 1e-6}}
-    )
-    done = build(project, tmp_path / "out.edgeopt")
+    project = mixed_project(tmp_path / "project", "easy", least=1 - 1e-4)
+    done = build(project, tmp_path / "out.edgeopt", "--budget", "0")
     assert done.returncode == 0, done.stderr
     manifest = Artifact.open(tmp_path / "out.edgeopt").manifest
     assert {c.precision for c in manifest.candidates} == {"fp32"}
     (refusal,) = [r for r in manifest.refused if r.candidate == "onnxruntime-int8"]
-    assert "p0" in refusal.reason and "at least" in refusal.reason
+    assert "closeness" in refusal.reason and "at least" in refusal.reason
     assert not (tmp_path / "out.edgeopt" / "int8.onnx").exists()
 
 

@@ -86,7 +86,7 @@ CASES = {
         PLAIN, {}, "\ndef evaluate(predict):\n    return 1 / 0\n", 7, ["ZeroDivisionError", "data.py, line"],
     ),
     "a loss that is NaN": (
-        (), {}, "\ndef loss(outputs, target):\n    return outputs['scores'].sum() * float('nan')\n", 8, ["loss", "step"],
+        (), {}, "\ndef loss(outputs, target):\n    return outputs['scores'].sum() * float('nan')\n", 8, ["loss", "batch 1 of"],
     ),
     "an input that forward does not take": (
         PLAIN, {"inputs": {"imgae": {"shape": ["n", 1, 12, 12]}}}, "", 4, ["imgae", "image"],

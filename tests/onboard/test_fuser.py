@@ -207,6 +207,7 @@ FLAGS = {
     "threads": ({"intra_op_threads": 1}, "applied"),
     "optimization": ({"graph_optimization": "basic"}, "applied"),
     "no such level": ({"graph_optimization": "extreme"}, "refused"),
+    "an optimizer off": ({"disabled_optimizers": ["WeightBiasQuantization", "NoSuchOptimizer"]}, "applied"),
     "cpu": ({"providers": ["CPUExecutionProvider"]}, "applied"),
     "absent provider": ({"providers": ["NoSuchExecutionProvider", "CPUExecutionProvider"]}, "missing"),
     "unknown": ({"turbo": True}, "missing"),

@@ -52,6 +52,8 @@ def test_the_same_project_has_the_same_keys(folder):
         ({"passes": "{cse: off}"}, {}, "optimize"),
         ({}, {"precision.allowed": "[fp32]"}, "optimize"),
         ({"qat.epochs": "2"}, {}, "qat"),
+        ({"qat.control": "true"}, {}, "qat"),
+        ({"evaluate": "data.py:other"}, {}, "qat"),  # it may choose the best epoch
         ({"keep_float": "[head]"}, {}, "qat"),
         ({}, {"quantization.per_channel": "false"}, "qat"),
         ({"calibration_batches": "3"}, {}, "quantize"),

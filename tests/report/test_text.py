@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from edgeopt.report.text import plain, render
-from edgeopt.spec.report import CandidateResult, Check, Report
+from edgeopt.spec.report import CandidateResult, Check, Interval, Report
 
 GOOD = CandidateResult(
     name="onnxruntime-int8", runtime="onnxruntime", precision="int8", load_s=0.25, p50_ms=1.2345, p90_ms=1.5,
-    p99_ms=2.0, calls=250, peak_rss_mb=57.3, metrics={"accuracy": 0.9812}, sqnr_db=31.26, max_abs_error=0.0123,
+    p99_ms=2.0, calls=250, peak_rss_mb=57.3, size_bytes=7 << 19, metrics={"accuracy": 0.9812},
+    sqnr_db=31.26, max_abs_error=0.0123,
 )  # fmt: skip
 EXACT = CandidateResult(
     name="torchscript-fp32", runtime="torchscript", precision="fp32", p50_ms=5.0, max_abs_error=0.0, sqnr_db=None,
@@ -37,11 +38,21 @@ def test_the_verdict_stands_first_and_the_figures_in_columns():
     assert lines[0] == "PASS  digits on nvidia@jetson:22"
     assert lines[1] == "runs onnxruntime-int8: p50 1.234 ms against torchscript-fp32 5.000 ms (4.05 times)"
     header, good, exact, failed = lines[3:7]
-    columns = ("candidate", "p50 ms", "p90 ms", "p99 ms", "load s", "peak MiB", "accuracy", "SQNR dB", "max error")
+    columns = (
+        "candidate", "p50 ms", "p90 ms", "p99 ms", "load s", "peak MiB", "size MiB", "accuracy", "SQNR dB", "max error",
+    )  # fmt: skip
     assert header.split() == " ".join(columns).split()
-    assert good.split() == ["onnxruntime-int8", "1.234", "1.500", "2.000", "0.25", "57", "0.9812", "31.3", "0.012"]
-    assert exact.split() == ["torchscript-fp32", "5.000", "-", "-", "-", "-", "-", "exact", "0"]
+    figures = ["1.234", "1.500", "2.000", "0.25", "57", "3.50", "0.9812", "31.3", "0.012"]
+    assert good.split() == ["onnxruntime-int8", *figures]
+    assert exact.split() == ["torchscript-fp32", "5.000", "-", "-", "-", "-", "-", "-", "exact", "0"]
     assert failed.split() == ["tensorrt-int8", "not", "run"]
+
+
+def test_a_metric_stands_with_its_interval_where_one_is_known():
+    sure = GOOD.model_copy(
+        update={"intervals": {"accuracy": Interval(low=0.97, high=0.99, samples=800, method="wilson")}}
+    )
+    assert "0.9812 [0.97, 0.99]" in plain(report(candidates=(sure,)))
 
 
 def test_what_did_not_pass_is_said_and_what_passed_is_counted():
