@@ -33,18 +33,36 @@ def picture(path: Path) -> np.ndarray:
     return np.asarray(image.resize(size).crop((left, top, left + 224, top + 224)), dtype=np.float32)
 
 
-@functools.cache
-def calibration_pictures() -> np.ndarray:
-    """float32 [100, 224, 224, 3]: the photographs first, then every so many-th object picture."""
+def _object_pictures() -> list[Path]:
+    objects = sorted(p for p in (ZOO / "pictures" / "tuxpaint-stamps-default").rglob("*.png") if "_" not in p.stem)
+    return [p for p in objects if p.stat().st_size > 20_000]
+
+
+def _calibration_paths() -> list[Path]:
+    """The photographs first, then every so many-th object picture."""
     photos = sorted((ZOO / "pictures" / "opencv-doc").rglob("*.jpg"))
     photos = [p for p in photos if p.parent.name == "data" and p.stat().st_size > 20_000]
-    objects = sorted(p for p in (ZOO / "pictures" / "tuxpaint-stamps-default").rglob("*.png") if "_" not in p.stem)
-    objects = [p for p in objects if p.stat().st_size > 20_000]
+    objects = _object_pictures()
     missing = CALIBRATION_PICTURES - len(photos)
     chosen = photos + objects[:: max(1, len(objects) // missing)][:missing]
     if len(chosen) < CALIBRATION_PICTURES:
         raise RuntimeError(f"only {len(chosen)} pictures are there: run scripts/fetch-zoo")
-    return np.stack([picture(path) for path in chosen[:CALIBRATION_PICTURES]])
+    return chosen[:CALIBRATION_PICTURES]
+
+
+@functools.cache
+def calibration_pictures() -> np.ndarray:
+    """float32 [100, 224, 224, 3]: photographs and object pictures."""
+    return np.stack([picture(path) for path in _calibration_paths()])
+
+
+@functools.cache
+def other_pictures(count: int = 100) -> np.ndarray:
+    """float32 [count, 224, 224, 3]: object pictures that are not among the calibration pictures, evenly chosen."""
+    used = set(_calibration_paths())
+    rest = [path for path in _object_pictures() if path not in used]
+    chosen = [rest[round(i)] for i in np.linspace(0, len(rest) - 1, count)]
+    return np.stack([picture(path) for path in chosen])
 
 
 @functools.cache
