@@ -29,6 +29,8 @@ from pathlib import Path
 import numpy as np
 from interleaved import machine, number, python
 
+from edgeopt.backends.integer_kernels import DISABLED_FOR_INT8
+
 ROOT = Path(__file__).parents[1]
 PROJECTS = ROOT / "examples" / "imagenet"
 MODELS = {"mobilenet_v2": "image", "efficientnet_lite0": "inputs"}
@@ -62,7 +64,10 @@ _TIME = """
 import statistics, sys, time, numpy, onnxruntime
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads, options.log_severity_level = 2, 3
-session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+off = ["WeightBiasQuantization"]  # as our int8 candidates are run
+session = onnxruntime.InferenceSession(
+    sys.argv[1], options, providers=["CPUExecutionProvider"], disabled_optimizers=off
+)
 x = {sys.argv[2]: numpy.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(numpy.float32)}
 for _ in range(20): session.run(None, x)
 taken, end = [], time.perf_counter() + 3
@@ -202,7 +207,9 @@ def logits(model: str, file: Path) -> np.ndarray:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
-    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(file), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(DISABLED_FOR_INT8)
+    )
     images = prepared(model, data().other_pictures())
     parts = [session.run(None, {MODELS[model]: images[i : i + 1]})[0] for i in range(len(images))]
     return np.concatenate(parts).astype(np.float64)

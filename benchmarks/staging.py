@@ -226,7 +226,7 @@ def session(file: Path) -> tuple[Callable, Counter]:
 
 def simulated(program) -> float:
     """Accuracy of the program in PyTorch, before it is lowered."""
-    from edgeopt.pipeline.predict import predictor
+    from edgeopt.program.predict import predictor
 
     return fashion.evaluate(predictor(program))["top1"]
 

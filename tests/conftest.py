@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import pkgutil
+import random
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,24 @@ hypothesis.settings.register_profile(
     "edgeopt", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 hypothesis.settings.load_profile("edgeopt")
+
+
+def pytest_collectstart(collector):
+    """Modules of tests make the same random models at import in whichever order and worker they are imported."""
+    _seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """A test draws the same random numbers alone, in its file, and in the whole suite."""
+    _seed()
+
+
+def _seed() -> None:
+    random.seed(0)
+    for name, seed in (("numpy", "numpy.random.seed"), ("torch", "torch.manual_seed")):
+        if name in sys.modules:  # a test that needs neither stays quick
+            pkgutil.resolve_name(seed)(0)
 
 
 def absent(reason: str) -> None:

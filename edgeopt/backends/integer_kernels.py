@@ -21,13 +21,14 @@ from edgeopt.program.custom_ops import NONE, CustomOps
 
 # The integer kernels of the CPU provider (onnxruntime, docs/OperatorKernels.md): those of the default domain that
 # multiply integers, and the contributed QLinear... and Q... families.
-_MULTIPLY_INTEGERS = {
+INTEGER_PRODUCTS = {
     "ConvInteger", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulInteger", "MatMulInteger16",
-    "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul", "QMoE", "QOrderedMatMul",
+    "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearConv", "QLinearConvTranspose", "QLinearMatMul",
+    "QMoE", "QOrderedMatMul",
 }  # fmt: skip
-_FLOAT_PRODUCTS = {
+FLOAT_PRODUCTS = {
     "Attention", "Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "GRU", "Gemm", "LSTM", "MatMul",
-    "MultiHeadAttention", "RNN", "TransposeMatMul",
+    "MultiHeadAttention", "NhwcFusedConv", "RNN", "TransposeMatMul",
 }  # fmt: skip
 # WeightBiasQuantization (seen in 1.32) makes int8 of every Conv, ConvTranspose and Gemm that is left float behind a
 # DequantizeLinear, with one scale for its whole weight: layers are left float because int8 loses them.
@@ -72,12 +73,12 @@ class Kernels:
     @property
     def integer_products(self) -> int:
         """Convolutions and matrix products on integers."""
-        return sum(count for op, count in self.integer.items() if op in _MULTIPLY_INTEGERS)
+        return sum(count for op, count in self.integer.items() if op in INTEGER_PRODUCTS)
 
     @property
     def float_products(self) -> int:
         """Convolutions and matrix products in float."""
-        return sum(count for op, count in self.floats.items() if op in _FLOAT_PRODUCTS)
+        return sum(count for op, count in self.floats.items() if op in FLOAT_PRODUCTS)
 
     @property
     def integer_count(self) -> int:
@@ -126,7 +127,7 @@ def of_optimized(model: onnx.ModelProto) -> Kernels:
 def _kind(node: onnx.NodeProto, integers: set[str]) -> str | None:
     if node.op_type in _QUANTIZE:
         return "quantizes"
-    if node.op_type in _MULTIPLY_INTEGERS or any(name in integers for name in node.input):
+    if node.op_type in INTEGER_PRODUCTS or any(name in integers for name in node.input):
         return "integer"
     return None if node.op_type in _ABOUT_SIZES else "floats"
 
@@ -170,4 +171,4 @@ def _boundaries(nodes: list[onnx.NodeProto], floats: list[onnx.NodeProto], integ
 
 
 def _gives_float_of_integers(node: onnx.NodeProto) -> bool:
-    return node.op_type == "DequantizeLinear" or node.op_type in _MULTIPLY_INTEGERS
+    return node.op_type == "DequantizeLinear" or node.op_type in INTEGER_PRODUCTS

@@ -189,7 +189,7 @@ def _points(stages: _Stages, how: How) -> tuple[list[_Point], tuple[tuple[str, s
             for step in ("qat", "quantize"):
                 program, record = stages.run(step, program)
             if not getattr(program, "integer", False):
-                log.warning("there is no integer program: %s", record.skipped)
+                log.warning("there is no integer program: %s", record.skipped or record.details.get("refused"))
                 break
             points.append(_Point("quantize", program, "profile.precision.allowed=[fp32]"))
 
@@ -217,7 +217,7 @@ def _first_bad(points: Sequence[_Point], good: Callable[[_Point], bool]) -> int 
 
 
 def _try_point(point: _Point, *, calls: list[Call], how: How, seen: dict[str, Tried]) -> bool:
-    from edgeopt.pipeline.predict import predictor
+    from edgeopt.program.predict import predictor
 
     if point.name not in seen:
         predict = predictor(point.program)

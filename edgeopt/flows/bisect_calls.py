@@ -56,7 +56,7 @@ def calls_of(captured: Any, job: Job, machine: Machine, *, given: Path | None, a
 
 
 def _read_inputs(path: Path, signature: Any) -> Tensors:
-    from edgeopt.pipeline.predict import checked
+    from edgeopt.program.predict import checked
 
     try:
         with np.load(path, allow_pickle=False) as stored:

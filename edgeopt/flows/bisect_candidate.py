@@ -130,7 +130,7 @@ def first_place(
     The values are searched in rounds, each over a few of those between the last right and the first wrong one.
     """
     from edgeopt.backends.inside import inside
-    from edgeopt.pipeline.predict import predictor
+    from edgeopt.program.predict import predictor
 
     opened = inside(program)
     if opened is None:

@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 
 from edgeopt.passes import layers
 from edgeopt.passes.changed import Context
-from edgeopt.passes.constants import tensor_of
 from edgeopt.passes.scalars import same_type
+from edgeopt.program.stored import tensor_of
 
 _aten = torch.ops.aten
 _ELEMENTWISE = {

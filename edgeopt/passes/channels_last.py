@@ -18,8 +18,8 @@ from torch.fx import Node
 from edgeopt.passes import dead_code
 from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.connected import connected
-from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.views import BY_STRIDES, make_any_strides, views_below
+from edgeopt.program.stored import add_tensor, tensor_of
 
 _aten = torch.ops.aten
 MIN_CONVOLUTIONS = 2  # of a region: one alone is not worth the conversion of its input

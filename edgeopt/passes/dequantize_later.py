@@ -15,9 +15,9 @@ from torch.fx import Node
 
 from edgeopt.passes import fakes, rewrite
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import tensor_of
-from edgeopt.passes.quantized import is_dequantize, is_quantize
 from edgeopt.passes.rewrite import Rule
+from edgeopt.program.qdq import is_dequantize, is_quantize
+from edgeopt.program.stored import tensor_of
 
 _aten = torch.ops.aten
 _AS_MANY = {

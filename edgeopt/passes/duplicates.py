@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from edgeopt.passes.changed import Changed, Context
+from edgeopt.program.qdq import is_dequantize
 
 
 def run(context: Context) -> Changed:
@@ -38,7 +39,7 @@ def _may_merge(node: Node, mutated: set[Node]) -> bool:
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if node.target.namespace == "quantized_decomposed" and "dequantize" in node.target._schema.name:
+    if is_dequantize(node):
         return False  # runtimes fuse an operator with the dequantize of its own inputs, so each keeps its own
     return not node.is_impure() and torch.Tag.nondeterministic_seeded not in node.target.tags
 

@@ -8,7 +8,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import add_tensor, tensor_of
+from edgeopt.program.qdq import is_dequantize
+from edgeopt.program.stored import add_tensor, tensor_of
 
 MAX_NEW_BYTES = 16 << 10  # of a result that is larger than the tensors that it replaces
 
@@ -34,7 +35,7 @@ def _depends_on(node: Node, constant: set[Node]) -> bool:
         return False
     if any(not isinstance(source, Node) or source not in constant for source in node.all_input_nodes):
         return False
-    if node.target.namespace == "quantized_decomposed" and "dequantize" in node.target._schema.name:
+    if is_dequantize(node):
         return False  # it stays, so that the runtime sees an integer weight
     return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
 

@@ -12,10 +12,10 @@ import torch
 from torch.fx import GraphModule, Node, map_arg
 
 from edgeopt.passes import half_rules
-from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.half_plan import Plan, owner
 from edgeopt.passes.rewrite import remove_dead
 from edgeopt.program import graph
+from edgeopt.program.stored import add_tensor, tensor_of
 from edgeopt.spec.half_formats import HalfFormat
 
 _CAST = torch.ops.aten.to.dtype

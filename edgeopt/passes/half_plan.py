@@ -16,10 +16,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from edgeopt.passes import aliases, half_rules
 from edgeopt.passes.connected import connected
-from edgeopt.passes.constants import tensor_of
 from edgeopt.passes.half_ranges import HEADROOM, Ranges, unfit_weight
 from edgeopt.program.nodes import module_path
 from edgeopt.program.patterns import aten_name, matches
+from edgeopt.program.stored import tensor_of
 from edgeopt.spec.half_formats import HalfFormat
 
 JOINED = "it lies between operators that keep fp32"

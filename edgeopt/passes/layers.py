@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.passes.constants import add_tensor, tensor_of
+from edgeopt.program.stored import add_tensor, tensor_of
 
 _aten = torch.ops.aten
 CONV = {

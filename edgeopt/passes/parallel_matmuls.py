@@ -15,10 +15,10 @@ from torch.fx import Node
 
 from edgeopt.passes import aliases, layers
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.fakes import call
 from edgeopt.passes.target_torch import left_out
 from edgeopt.passes.views import BY_STRIDES, make_any_strides, views_below
+from edgeopt.program.stored import add_tensor, tensor_of
 
 _aten = torch.ops.aten
 PATTERN = "parallel_matmuls"

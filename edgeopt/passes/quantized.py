@@ -13,8 +13,8 @@ import torch
 from torch.fx import Node
 
 from edgeopt.passes.changed import Changed, Context
+from edgeopt.program.qdq import is_dequantize, is_quantize
 
-_NAMESPACE = "quantized_decomposed"
 _aten = torch.ops.aten
 _LAYERS = {
     _aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default, _aten.conv1d.padding, _aten.conv2d.padding,
@@ -63,23 +63,6 @@ def absorb_activation(context: Context) -> Changed:
         else:
             declined.append(f"{node.name}: the range of the quantize after it is wider than its bounds")
     return Changed(count, tuple(declined))
-
-
-def is_quantize(node: object) -> bool:
-    """Whether `node` makes integers of floats."""
-    return _is(node, "quantize")
-
-
-def is_dequantize(node: object) -> bool:
-    """Whether `node` makes floats of integers."""
-    return _is(node, "dequantize")
-
-
-def _is(node: object, kind: str) -> bool:
-    target = getattr(node, "target", None)
-    return getattr(target, "namespace", None) == _NAMESPACE and target._schema.name.split("::")[1].startswith(
-        kind + "_per"
-    )
 
 
 def parameters(node: Node) -> tuple:

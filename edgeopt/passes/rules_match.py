@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.passes.constants import tensor_of
 from edgeopt.passes.rules import FusionRule, TensorInput
 from edgeopt.passes.rules_pattern import VARIES, Pattern, Wild, commutes, kind
 from edgeopt.passes.rules_same import (
@@ -30,6 +29,7 @@ from edgeopt.passes.rules_same import (
     same_axes,
     what_is,
 )
+from edgeopt.program.stored import tensor_of
 
 _MAX_STEPS = 20_000  # of one place: sums of many terms can be tried in very many orders
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.passes.constants import tensor_of
 from edgeopt.passes.rules_match import Found
 from edgeopt.passes.rules_pattern import Pattern
 from edgeopt.passes.rules_same import plain
 from edgeopt.passes.rules_trace import arguments
 from edgeopt.program.nodes import module_path
+from edgeopt.program.stored import tensor_of
 from edgeopt.spec.profile import Profile
 
 

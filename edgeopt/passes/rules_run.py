@@ -12,7 +12,6 @@ from torch.fx import GraphModule, Node
 from edgeopt.errors import ProjectError, StageError, first_line
 from edgeopt.passes import aliases
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.rewrite import remove_dead
 from edgeopt.passes.rules import FusionRule, name_of
 from edgeopt.passes.rules_match import Found, Miss, Search
@@ -22,6 +21,7 @@ from edgeopt.passes.rules_same import described, other_operator, other_value
 from edgeopt.passes.rules_trace import Traced, line_of, on_examples, trace
 from edgeopt.passes.table import Pass
 from edgeopt.program.nodes import module_path, user_line
+from edgeopt.program.stored import add_tensor, tensor_of
 
 _KEPT = ("nn_module_stack", "stack_trace", "source_fn_stack")  # what says where a node comes from
 

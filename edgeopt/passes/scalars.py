@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from edgeopt.passes.changed import Context
-from edgeopt.passes.constants import tensor_of
+from edgeopt.program.stored import tensor_of
 
 _aten = torch.ops.aten
 MUL = {_aten.mul.Tensor, _aten.mul.Scalar, _aten.multiply.Tensor}

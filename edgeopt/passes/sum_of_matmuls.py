@@ -19,10 +19,10 @@ from torch.fx import Node
 
 from edgeopt.passes import layers
 from edgeopt.passes.changed import Changed, Context
-from edgeopt.passes.constants import add_tensor, tensor_of
 from edgeopt.passes.fakes import call
 from edgeopt.passes.scalars import same_type
 from edgeopt.passes.target_torch import left_out
+from edgeopt.program.stored import add_tensor, tensor_of
 
 _aten = torch.ops.aten
 PATTERN = "sum_of_matmuls"

@@ -16,9 +16,9 @@ from edgeopt import digest
 from edgeopt.errors import DataError
 from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
-from edgeopt.pipeline.predict import predictor
 from edgeopt.ports.user_code import load_attribute
 from edgeopt.program import Program, Signature
+from edgeopt.program.predict import predictor
 from edgeopt.runtime import evaluation, metrics
 from edgeopt.runtime.tensors import PackWriter
 from edgeopt.spec.manifest import Feed

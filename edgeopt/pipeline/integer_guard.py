@@ -89,8 +89,8 @@ def _still_float(program: ExportedGraph, kernels) -> list[str]:
 
 
 def _has_integer_weight(node) -> bool:
-    from edgeopt.passes.quantized import is_dequantize
     from edgeopt.program.patterns import aten_name
+    from edgeopt.program.qdq import is_dequantize
 
     return aten_name(node) in _LAYERS and len(node.args) > 1 and is_dequantize(node.args[1])
 

@@ -81,15 +81,22 @@ def stage_keys(job: Job) -> dict[str, str]:
     )
     keys = {}
     for stage in _PROJECT_KEYS:
-        read: dict[str, Any] = {"stage": stage, "before": keys[_BRANCHES[stage]] if stage in _BRANCHES else before}
-        read["project"] = {k: project.get(k) for k in _PROJECT_KEYS[stage]}
-        read["profile"] = {k: profile.get(k) for k in _PROFILE_KEYS[stage]}
-        keys[stage] = digest.of_value(read)
+        earlier = keys[_BRANCHES[stage]] if stage in _BRANCHES else before
+        keys[stage] = digest.of_value({"stage": stage, "before": earlier, **read_by(stage, job)})
         before = before if stage in _BRANCHES else keys[stage]
     keys["build"] = digest.of_value(
         {"before": before, "project": project, "profile": profile, "target_python": job.target_python}
     )
     return keys
+
+
+def read_by(stage: str, job: Job) -> dict[str, Any]:
+    """What a stage itself reads of project and profile; what it is given has a key of its own."""
+    project, profile = job.project.model_dump(mode="json"), job.profile.model_dump(mode="json")
+    return {
+        "project": {k: project.get(k) for k in _PROJECT_KEYS[stage]},
+        "profile": {k: profile.get(k) for k in _PROFILE_KEYS[stage]},
+    }
 
 
 def _project_sources(job: Job) -> dict[str, str]:

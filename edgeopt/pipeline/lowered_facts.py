@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeopt.backends.integer_kernels import FLOAT_PRODUCTS, INTEGER_PRODUCTS, kernels
 from edgeopt.device.runner import Response
 from edgeopt.errors import DataError, LoweringError
-from edgeopt.pipeline.predict import predictor
 from edgeopt.program import ExportedGraph, Program
+from edgeopt.program.custom_ops import NONE, CustomOps
+from edgeopt.program.predict import predictor
 from edgeopt.progress import log
 from edgeopt.runtime import tensors
 from edgeopt.runtime.compare import Error, output_errors
@@ -23,15 +25,6 @@ from edgeopt.spec.profile import Profile
 from edgeopt.spec.report import Check
 
 MOST_COMPARED = 8  # calls that the simulation is run on
-# Operators of onnxruntime's optimized graphs in which the arithmetic of a model is
-INTEGER_CONTRACTIONS = (
-    "QLinearConv", "ConvInteger", "QLinearConvTranspose", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat",
-    "DynamicQuantizeMatMul", "QGemm", "QAttention", "DynamicQuantizeLSTM",
-)  # fmt: skip
-FLOAT_CONTRACTIONS = (
-    "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Attention",
-    "MultiHeadAttention", "LSTM", "GRU", "RNN",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,11 +48,11 @@ class Facts:
 
     @property
     def integer_contractions(self) -> int:
-        return sum((self.integer or {}).get(name, 0) for name in INTEGER_CONTRACTIONS)
+        return sum((self.integer or {}).get(name, 0) for name in INTEGER_PRODUCTS)
 
     @property
     def float_contractions(self) -> int:
-        return sum((self.floats or {}).get(name, 0) for name in FLOAT_CONTRACTIONS)
+        return sum((self.floats or {}).get(name, 0) for name in FLOAT_PRODUCTS)
 
 
 def size_bytes(folder: Path, file: str) -> int:
@@ -72,7 +65,7 @@ def facts_of(
 ) -> Facts:
     """The facts of a candidate whose file lies in `folder`; `program` is what it was lowered from, where known."""
     size = size_bytes(folder, candidate.file)
-    integer, floats = _kernels(candidate, folder, profile)
+    integer, floats = _kernels(candidate, folder, profile, program.custom_ops if program is not None else NONE)
     if candidate.precision != "int8" or not isinstance(program, ExportedGraph):
         return Facts(size, integer, floats)
     return Facts(size, integer, floats, _meant(program) if integer is not None else None, simulated)
@@ -109,7 +102,7 @@ def integer_check(facts: Facts) -> tuple[Check, ...]:
     ran = facts.meant - facts.stayed_float
     evidence = f"{ran} of {facts.meant} convolutions and matrix products run on integers"
     if facts.stayed_float:
-        floats = {name: count for name, count in (facts.floats or {}).items() if name in FLOAT_CONTRACTIONS}
+        floats = {name: count for name, count in (facts.floats or {}).items() if name in FLOAT_PRODUCTS}
         named = ", ".join(f"{count} {name}" for name, count in floats.items())
         evidence = (
             f"{facts.stayed_float} of {facts.meant} convolutions and matrix products that were quantized stayed float "
@@ -120,17 +113,15 @@ def integer_check(facts: Facts) -> tuple[Check, ...]:
 
 
 def _kernels(
-    candidate: Candidate, folder: Path, profile: Profile
+    candidate: Candidate, folder: Path, profile: Profile, operators: CustomOps
 ) -> tuple[dict[str, int] | None, dict[str, int] | None]:
     """What onnxruntime runs on a CPU of this machine's architecture, where that is the target's too."""
-    from edgeopt.backends.integer_kernels import kernels
-
     on_cpu = profile.target.arch == platform.machine() and profile.target.kind == "cpu"
     if candidate.runtime != "onnxruntime" or not on_cpu:
         return None, None
     try:
-        found = kernels(folder / candidate.file)
-    except LoweringError as why:  # as for a file with the user's own operators
+        found = kernels(folder / candidate.file, operators)
+    except LoweringError as why:
         log.debug("%s: its kernels are not counted: %s", candidate.name, why.what)
         return None, None
     return found.integer, found.floats

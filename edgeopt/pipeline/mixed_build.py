@@ -9,6 +9,7 @@ from edgeopt.device.measured import timing_feed
 from edgeopt.pipeline import mixed
 from edgeopt.pipeline.gates import GateRow, target_is_here
 from edgeopt.pipeline.mixed import Budget, Found
+from edgeopt.pipeline.stages import integer_stages
 from edgeopt.pipeline.tries import Ground, Setup, Tries, Try
 from edgeopt.program import ExportedGraph
 from edgeopt.progress import log
@@ -58,8 +59,8 @@ def _steps(first: Setup, ground: Ground) -> tuple[Setup | Try, ...]:
         steps.append(Try("per-channel weights", False, "no calibration is given"))
     elif not first.per_channel or first.trained and project.calibration:
         steps.append(Setup(True, False))
-    if not project.train:
-        steps.append(Try("trained (QAT)", False, "no training is given: add 'train' and 'loss' to the project"))
+    if reason := integer_stages(())["qat"].declines(ground.optimized, ground.job):
+        steps.append(Try("trained (QAT)", False, reason))
     elif first != Setup(True, True):
         steps.append(Setup(True, True))
     return tuple(steps)

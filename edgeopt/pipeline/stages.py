@@ -255,8 +255,8 @@ def integer_stages(keep_float: tuple[str, ...]) -> dict[str, Stage]:
 
 def _measure(program: Program) -> dict[str, Any]:
     """Size, nodes and the error against the reference calls, as fields of a StageRecord."""
-    from edgeopt.pipeline.predict import predictor
     from edgeopt.program import parts
+    from edgeopt.program.predict import predictor
     from edgeopt.runtime.compare import output_errors
 
     if isinstance(program, ExportedGraph):

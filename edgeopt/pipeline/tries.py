@@ -22,6 +22,7 @@ from edgeopt.pipeline.baseline import CASES_FILE, Baseline
 from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.gates import GateRow, run_gate
 from edgeopt.pipeline.job import Job
+from edgeopt.pipeline.keys import read_by
 from edgeopt.pipeline.ranking import ranking
 from edgeopt.pipeline.stages import integer_stages, run_stage
 from edgeopt.program import ExportedGraph, Signature
@@ -153,7 +154,8 @@ class Tries:
         stages = integer_stages(setup.keep)
         program, key = self.base(setup)
         for name in ("quantize", "reoptimize"):
-            key = digest.of_value({"stage": name, "before": key, "keep": setup.keep, **self._settings(job)})
+            kept_float = [*setup.keep, *job.project.keep_float, *job.project.keep_fp32]
+            key = digest.of_value({"stage": name, "before": key, "keep": kept_float, **read_by(name, job)})
             program, record = run_stage(stages[name], program, job, self._cache, key)
             if record.skipped:
                 raise EdgeoptError(record.skipped)
@@ -166,7 +168,7 @@ class Tries:
             return ground.optimized, ground.key
         if ground.trained is not None and job.profile == ground.job.profile:
             return ground.trained, ground.trained_key
-        key = digest.of_value({"stage": "qat", "before": ground.key, **self._settings(job)})
+        key = digest.of_value({"stage": "qat", "before": ground.key, **read_by("qat", job)})
         program, record = run_stage(integer_stages(())["qat"], ground.optimized, job, self._cache, key)
         if record.skipped:
             raise EdgeoptError(record.skipped)
@@ -190,13 +192,6 @@ class Tries:
         profile = self._ground.job.profile
         quantization = profile.quantization.model_copy(update={"per_channel": setup.per_channel})
         return dataclasses.replace(self._ground.job, profile=profile.model_copy(update={"quantization": quantization}))
-
-    def _settings(self, job: Job) -> dict[str, Any]:
-        project = job.project.model_dump(mode="json")
-        return {
-            "quantization": job.profile.quantization.model_dump(mode="json"),
-            "project": {k: project.get(k) for k in ("train", "loss", "qat", "keep_float", "keep_fp32", "seed")},
-        }
 
     def _judged(self, setup: Setup) -> GateRow:
         ground, job = self._ground, self.job(setup)

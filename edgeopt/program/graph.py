@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from edgeopt.program import reexport
 from edgeopt.program.program import ExportedGraph, ScriptGraph, Signature
@@ -29,6 +30,18 @@ def shared(module: GraphModule) -> GraphModule:
         again = GraphModule(module, copy.deepcopy(module.graph))
     again.meta = dict(module.meta)
     return again
+
+
+def last_uses(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """Node -> the values that it is the last to read, which may go after it."""
+    seen: set[Node] = set()
+    out: dict[Node, list[Node]] = {}
+    for node in reversed(list(nodes)):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                out.setdefault(node, []).append(used)
+    return out
 
 
 def remove_unused(module: GraphModule) -> int:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch.fx import GraphModule, Node
 
+from edgeopt.program import stored
 from edgeopt.program.patterns import aten_name
-from edgeopt.quant import stored
 from edgeopt.quant.annotations import is_kept_float
 
 _DIMS = {"conv1d": 3, "conv2d": 4, "conv3d": 5, "linear": 2}
@@ -108,4 +108,4 @@ def _put(module: GraphModule, layer: Node, name: str, value: torch.Tensor) -> No
     """A parameter that holds `value`, under `name` where nothing but `layer` reads what stood there."""
     if stored.users(module, name) == {layer}:
         stored.remove(module, name)
-    return stored.add(module, name, value, before=layer, trained=True)
+    return stored.add_tensor(module, name, value, before=layer, trained=True)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from edgeopt.program import stored
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import findings, rules
+from edgeopt.quant import rules
 from edgeopt.quant.pairs import Walk, own_bias
 from edgeopt.quant.samples import count
 
@@ -50,7 +51,7 @@ def _correct(walk: Walk, node: Node, corrected: list[Node]) -> None:
     shifts = torch.cat([_sample_means(exact - rounded, channel) for exact, rounded in values])
     mean, error = shifts.mean(0), shifts.std(0) / len(shifts) ** 0.5
     mean = torch.where(mean.abs() > SURE * error, mean, torch.zeros_like(mean))
-    findings.stored(walk.module, bias).add_(mean)
+    stored.tensor(walk.module, bias).add_(mean)
     shape = [1] * values[0][1].ndim
     shape[channel] = -1
     walk.values[node] = [(exact, rounded + mean.reshape(shape)) for exact, rounded in values]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.quant import findings, rules
+from edgeopt.program import stored
+from edgeopt.quant import rules
 
 LAYERS = (*rules.CONVOLUTIONS, "linear")
 _CLAMPS = ("relu6", "hardtanh", "clamp")
@@ -99,12 +100,12 @@ def scale(module: GraphModule, group: Group, scales: torch.Tensor) -> bool:
     if bool((scales == 1.0).all()):
         return False
     for node in group.writers:
-        weight = findings.stored(module, node.args[1])
+        weight = stored.tensor(module, node.args[1])
         weight.mul_(scales.reshape(-1, *[1] * (weight.ndim - 1)))
         if len(node.args) > 2 and node.args[2] is not None:
-            findings.stored(module, node.args[2]).mul_(scales)
+            stored.tensor(module, node.args[2]).mul_(scales)
     for node in group.readers:
-        weight = findings.stored(module, node.args[1])
+        weight = stored.tensor(module, node.args[1])
         # a weight is [out, in / groups, ...]: the inputs of output channel o are those of its group
         split = scales.reshape(groups_of(node), 1, weight.shape[1])
         by_row = split.expand(-1, weight.shape[0] // split.shape[0], -1).reshape(weight.shape[0], weight.shape[1])

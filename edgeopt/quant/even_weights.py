@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.quant import channels, findings
+from edgeopt.program import stored
+from edgeopt.quant import channels
 from edgeopt.quant.channels import Group
 
 SWEEPS = 20  # over all groups: scaling one moves the ranges of its neighbours
@@ -54,13 +55,13 @@ def _factors(module: GraphModule, group: Group) -> torch.Tensor:
 
 def _rows(module: GraphModule, writer: Node) -> torch.Tensor:
     """[outputs]: the largest absolute weight of each, as part of the largest of all."""
-    weight = findings.stored(module, writer.args[1]).abs()
+    weight = stored.tensor(module, writer.args[1]).abs()
     return weight.flatten(1).amax(1) / weight.amax().clamp_min(torch.finfo(weight.dtype).tiny)
 
 
 def _columns(module: GraphModule, reader: Node) -> torch.Tensor:
     """[inputs]: the same of the weights that read each input channel."""
-    weight = findings.stored(module, reader.args[1]).abs()
+    weight = stored.tensor(module, reader.args[1]).abs()
     groups = channels.groups_of(reader)
     by_group = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)  # [groups, out, in, kernel]
     return by_group.amax((1, 3)).flatten() / weight.amax().clamp_min(torch.finfo(weight.dtype).tiny)

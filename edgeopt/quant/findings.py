@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from edgeopt.program import stored
 from edgeopt.program.nodes import module_path
 from edgeopt.program.patterns import aten_name
 from edgeopt.quant import observers, pt2e
@@ -18,13 +19,19 @@ LEAST_STEPS = 32  # fewer steps over the values seen: more than three of eight b
 def observed(module: GraphModule) -> Iterator[tuple[Node, torch.nn.Module]]:
     """(the node that is observed, its observer) in graph order, each observer once; fake-quantizers give theirs."""
     seen = set()
-    for node in module.graph.nodes:
-        if node.op != "call_module":
-            continue
-        observer = module.get_submodule(node.target)
-        if isinstance(observer, pt2e.ObserverBase | pt2e.FakeQuantizeBase) and id(observer) not in seen:
+    for node, observer in observations(module):
+        if id(observer) not in seen:
             seen.add(id(observer))
-            yield node.args[0], observer
+            yield node, observer
+
+
+def observations(module: GraphModule) -> Iterator[tuple[Node, torch.nn.Module]]:
+    """The same for every place: a chain of layout operators has one observer at several."""
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            observer = module.get_submodule(node.target)
+            if isinstance(observer, pt2e.ObserverBase | pt2e.FakeQuantizeBase):
+                yield node.args[0], observer
 
 
 def _ranges(observer: torch.nn.Module) -> torch.nn.Module:
@@ -40,7 +47,7 @@ def fit_biases(module: GraphModule) -> None:
     for node, observer in observed(module):
         if isinstance(observer, pt2e.DerivedObserverOrFakeQuantize):
             source, weight = observer.obs_or_fqs
-            bias = stored(module, node).abs()
+            bias = stored.tensor(module, node).abs()
             source_scale, _ = source.calculate_qparams()
             least = bias / (source_scale * 2.0**30)
             ranges = _ranges(weight)
@@ -97,7 +104,7 @@ def _lines(node: Node, observer: torch.nn.Module, inputs: Sequence[str]) -> Iter
     if node.op == "get_attr":
         if _is_table(node):
             return  # a row of zeros is the padding's
-        yield from _weight_lines(layer_name(node), stored_by(node), observer)
+        yield from _weight_lines(layer_name(node), stored.tensor(node.graph.owning_module, node), observer)
     else:
         yield from value_lines(layer_name(node, inputs), observer)
 
@@ -145,16 +152,3 @@ def _outlier_lines(name: str, observer: torch.nn.Module) -> Iterator[str]:
             "deviations wide; remove them from the calibration data, or set quantization.ranges: percentile (or "
             "entropy)"
         )
-
-
-def stored_by(node: Node) -> torch.Tensor:
-    """The tensor that a get_attr node of a module's own graph names, without gradient."""
-    return stored(node.graph.owning_module, node)
-
-
-def stored(module: GraphModule, node: Node) -> torch.Tensor:
-    """The tensor that a get_attr node names, without gradient."""
-    value: object = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value.detach()

@@ -75,14 +75,16 @@ def control(
     Its weights are used for nothing else. Returns its details, with the metrics before and after.
     """
     module = graph.copied(prepared.program.module)
-    before = score(module) if score and ranks.first else None
+    with ranks.failing_together():
+        before = score(module) if score and ranks.first else None
     task = loop.Task(
         module, prepared.program.signature, loader, loss, settings, seed,
         score=score, make_optimizer=make_optimizer, kept=kept, ranks=ranks, progress=progress, label="float control",
     )  # fmt: skip
     details = loop.run(task)
-    if score and ranks.first:
-        details |= {"metrics_before": before, "metrics_after": score(module)}
+    with ranks.failing_together():
+        if score and ranks.first:
+            details |= {"metrics_before": before, "metrics_after": score(module)}
     return details
 
 

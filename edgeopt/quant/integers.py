@@ -12,24 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.quant import stored
-
-_NAMESPACE = "quantized_decomposed"
-
-
-def is_quantize(node: object) -> bool:
-    """Whether `node` makes integers of floats."""
-    return _is(node, "quantize_per_")
-
-
-def is_dequantize(node: object) -> bool:
-    """Whether `node` makes floats of integers."""
-    return _is(node, "dequantize_per_")
-
-
-def _is(node: object, start: str) -> bool:
-    target = getattr(node, "target", None)
-    return getattr(target, "namespace", None) == _NAMESPACE and target._schema.name.split("::")[1].startswith(start)
+from edgeopt.program import stored
+from edgeopt.program.qdq import is_dequantize, is_quantize
 
 
 def store_weights(module: GraphModule) -> int:
@@ -61,7 +45,7 @@ def _store(module: GraphModule, quantize: Node, kept: dict[tuple[Any, ...], str]
         name = str(source.target)
         if stored.users(module, name) == {quantize}:
             stored.remove(module, name)
-        node = stored.add(module, name, integers, before=quantize)
+        node = stored.add_tensor(module, name, integers, before=quantize)
         kept[key] = str(node.target)
     users = list(quantize.users)
     quantize.replace_all_uses_with(node)
@@ -86,7 +70,7 @@ def _name_parameters(module: GraphModule, name: str, dequantizes: list[Node]) ->
                     args[i] = module.graph.get_attr(wanted)
                 args[i].meta["val"] = stored.fake(module.graph, value)
             else:
-                args[i] = stored.add(module, wanted, value, before=node)
+                args[i] = stored.add_tensor(module, wanted, value, before=node)
         node.args = tuple(args)
 
 

@@ -183,6 +183,19 @@ def _even_sample(flat: torch.Tensor, most: int) -> torch.Tensor:
     return flat[::step]
 
 
+def rounded(observer: torch.nn.Module, value: torch.Tensor) -> torch.Tensor:
+    """What the integers of an observer's or fake-quantizer's range make of `value`."""
+    if isinstance(observer, pt2e.DerivedObserverOrFakeQuantize):  # an int32 bias: its rounding does not show
+        return value
+    ranges = getattr(observer, "activation_post_process", observer)
+    scale, zero_point = ranges.calculate_qparams()
+    low, high = ranges.quant_min, ranges.quant_max
+    if scale.numel() > 1:
+        zero_point = zero_point.to(torch.int32)
+        return torch.fake_quantize_per_channel_affine(value, scale, zero_point, ranges.ch_axis, low, high)
+    return torch.fake_quantize_per_tensor_affine(value, float(scale), int(zero_point), low, high)
+
+
 class _Stored:
     """Observes a stored tensor once, and again only when it was changed: calibration runs it with every batch."""
 

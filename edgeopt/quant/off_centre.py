@@ -45,7 +45,9 @@ def kept_float(prepared: Prepared) -> Prepared:
         dataclasses.replace(d, quantized=False, reason=reasons[d.node]) if d.node in reasons and d.quantized else d
         for d in prepared.report.layers
     )
-    report = dataclasses.replace(report_of(prepared.report.scheme, layers), warnings=tuple(warnings))
+    folded = prepared.report.batch_norms_folded
+    report = report_of(prepared.report.scheme, layers, batch_norms_folded=folded)
+    report = dataclasses.replace(report, warnings=tuple(warnings))
     return dataclasses.replace(prepared, report=report)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from edgeopt.program import graph, stored
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import findings, pt2e
+from edgeopt.quant import observers
 
 Pair = tuple[Any, Any]  # a node's value in the float program, and in the integer one as simulated
 
@@ -28,7 +29,7 @@ class Walk:
         self.values: dict[Node, list[Pair]] = {
             node: [(batch[i], batch[i]) for batch in batches] for i, node in enumerate(inputs)
         }
-        self._last_use = _last_uses(module)
+        self._last_use = graph.last_uses(module.graph.nodes)
 
     def run(
         self,
@@ -54,7 +55,7 @@ class Walk:
     def refresh(self, node: Node) -> None:
         """Round a stored tensor anew at its observer `node`, after either has changed; the float side stays."""
         observer = self.module.get_submodule(node.target)
-        rounded = rounded_by(observer, findings.stored(self.module, node.args[0]))
+        rounded = observers.rounded(observer, stored.tensor(self.module, node.args[0]))
         self.values[node] = [(exact, rounded) for exact, _ in self.values[node]]
 
     def _run(self, node: Node) -> None:
@@ -75,28 +76,16 @@ class Walk:
 
     def _value(self, node: Node, k: int) -> Pair:
         if node.op == "get_attr":
-            stored = findings.stored(self.module, node)
-            return stored.clone(), stored  # the float program keeps what the other one gets changed
+            held = stored.tensor(self.module, node)
+            return held.clone(), held  # the float program keeps what the other one gets changed
         if node.op == "call_module":
             exact, rounded = self.values[node.args[0]][k]
-            return exact, rounded_by(self.module.get_submodule(node.target), rounded)
+            return exact, observers.rounded(self.module.get_submodule(node.target), rounded)
         results = []
         for side in (0, 1):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n, s=side: self.values[n][k][s])
             results.append(node.target(*args, **kwargs))
         return results[0], results[1]
-
-
-def rounded_by(observer: torch.nn.Module, value: torch.Tensor) -> torch.Tensor:
-    """What the observer's scale and zero point make of `value`."""
-    if isinstance(observer, pt2e.DerivedObserverOrFakeQuantize):  # an int32 bias: its rounding does not show
-        return value
-    scale, zero_point = observer.calculate_qparams()
-    low, high = observer.quant_min, observer.quant_max
-    if scale.numel() > 1:
-        zero_point = zero_point.to(torch.int32)
-        return torch.fake_quantize_per_channel_affine(value, scale, zero_point, observer.ch_axis, low, high)
-    return torch.fake_quantize_per_tensor_affine(value, float(scale), int(zero_point), low, high)
 
 
 def own_bias(node: Node) -> Node | None:
@@ -108,14 +97,3 @@ def own_bias(node: Node) -> Node | None:
         bias = bias.args[0]
     alone = isinstance(bias, Node) and bias.op == "get_attr" and len(bias.users) == 1
     return bias if alone else None
-
-
-def _last_uses(module: GraphModule) -> dict[Node, list[Node]]:
-    seen: set[Node] = set()
-    out: dict[Node, list[Node]] = {}
-    for node in reversed(module.graph.nodes):
-        for used in node.all_input_nodes:
-            if used not in seen:
-                seen.add(used)
-                out.setdefault(node, []).append(used)
-    return out

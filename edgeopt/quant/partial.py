@@ -29,14 +29,21 @@ def partial_state(
     whole = prepare(program, quantization, qat=True, keep_float=trained_with).module
     state_dict.load(whole, program.qat_state)
     part = prepare(program, quantization, qat=True, keep_float=keep_float).module
-    learned = {_place(node): fake.state_dict() for node, fake in findings.observed(whole)}
+    learned = {_place(node): fake.state_dict() for node, fake in findings.observations(whole)}
     observed = {id(fake): node for node, fake in findings.observed(part)}
     state, given = part.state_dict(), whole.state_dict()
     state |= {name: given[name] for name, _ in part.named_parameters()}
     for name, module in part.named_modules(remove_duplicate=False):  # a shared one has several names
         if id(module) in observed:
-            state |= {f"{name}.{key}": value for key, value in learned[_place(observed[id(module)])].items()}
+            state |= {f"{name}.{key}": value for key, value in _at(observed[id(module)], learned).items()}
     return state
+
+
+def _at(node: torch.fx.Node, learned: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """What was learned at the node; a zero pad that was float when training ran has the range of what it pads."""
+    while _place(node) not in learned:
+        node = node.args[0]
+    return learned[_place(node)]
 
 
 def _place(node: torch.fx.Node) -> str:

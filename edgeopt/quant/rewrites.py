@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from edgeopt.quant import stored
+from edgeopt.program import stored
 from edgeopt.quant.annotations import ACTIVATIONS, CONVOLUTIONS, is_float_tensor, operator
 
 _aten = torch.ops.aten
@@ -40,7 +40,7 @@ def separate_biases(module: GraphModule, *, copied: bool) -> int:
         ]
         for layer in readers[1:] if len(readers) == len(bias.users) else readers:
             if copied:
-                own = stored.add(
+                own = stored.add_tensor(
                     module, str(bias.target), stored.tensor(module, bias).clone(), before=layer, trained=True
                 )
             else:

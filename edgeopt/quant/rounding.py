@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
+from edgeopt.program import stored
 from edgeopt.program.nodes import module_path
 from edgeopt.progress import SILENT, Progress
 from edgeopt.quant import channels, findings, moments, rules
@@ -86,12 +87,12 @@ class _Rounder:
             least=_least_scale(walk, node, observer), centred=bias is not None, one_scale=observer.min_val.numel() == 1,
         )  # fmt: skip
         found = search(task, *halves)
-        findings.stored(walk.module, weight).copy_(found.weights.reshape(exact.shape))
+        stored.tensor(walk.module, weight).copy_(found.weights.reshape(exact.shape))
         _set_scales(observer, found.scales.reshape(-1), task.scales.reshape(-1))
         walk.refresh(node.args[1])
         if bias is not None:
             self.done.biases += 1
-            findings.stored(walk.module, bias).add_(_shift(rows, found.weights, moments.together(*halves)).reshape(-1))
+            stored.tensor(walk.module, bias).add_(_shift(rows, found.weights, moments.together(*halves)).reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def _least_scale(walk: Walk, node: Node, observer: torch.nn.Module) -> torch.Ten
     if bias is None or source.op != "call_module":
         return 0.0
     scale, _ = walk.module.get_submodule(source.target).calculate_qparams()
-    least = findings.stored(walk.module, bias).abs() / (scale * 2.0**29)
+    least = stored.tensor(walk.module, bias).abs() / (scale * 2.0**29)
     return least.reshape(channels.groups_of(node), -1)
 
 

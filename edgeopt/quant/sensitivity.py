@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from edgeopt.program import ExportedGraph, data, graph
+from edgeopt.program import ExportedGraph, data, graph, stored
 from edgeopt.program.patterns import NODE
 from edgeopt.progress import SILENT, Progress, log
-from edgeopt.quant import findings, pt2e, rules
+from edgeopt.quant import observers, rules
 from edgeopt.quant import state as state_dict
 from edgeopt.quant.calibrate import calibrate
 from edgeopt.quant.prepare import Prepared, prepare
@@ -124,7 +124,7 @@ class Alone:
         self._module = prepared.module
         self._corrects = not prepared.qat and bool({"biases", "rounding"} & set(prepared.quantization.improve))
         self._nodes = list(prepared.module.graph.nodes)
-        self._last = _last_uses(self._nodes)
+        self._last = graph.last_uses(self._nodes)
         self._writes = any(_writes(node) for node in self._nodes)
         self.layers = tuple(d for d in prepared.report.layers if d.quantized and d.rule in MEASURED)
         self._by_node = {decision.node: decision for decision in self.layers}
@@ -170,10 +170,10 @@ class Alone:
         if node.op == "placeholder":
             return next(given)
         if node.op == "get_attr":
-            return findings.stored(self._module, node)
+            return stored.tensor(self._module, node)
         if node.op == "call_module":
             value = values[node.args[0]]
-            return _rounded(self._module.get_submodule(node.target), value) if node in rounding else value
+            return observers.rounded(self._module.get_submodule(node.target), value) if node in rounding else value
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         return node.target(*args, **kwargs)
 
@@ -187,7 +187,7 @@ class Alone:
             value = values[source]
             if source.op != "call_module":
                 return value
-            return _rounded(self._module.get_submodule(source.target), value)
+            return observers.rounded(self._module.get_submodule(source.target), value)
 
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), read)
         value = node.target(*args, **kwargs)
@@ -223,19 +223,6 @@ def _output_observers(node: Node) -> frozenset[Node]:
     return frozenset(user for user in end.users if user.op == "call_module")
 
 
-def _rounded(observer: torch.nn.Module, value: torch.Tensor) -> torch.Tensor:
-    """What the integers of the observer's, or fake-quantizer's, range make of a value."""
-    if isinstance(observer, pt2e.DerivedObserverOrFakeQuantize):  # an int32 bias: its rounding does not show
-        return value
-    ranges = getattr(observer, "activation_post_process", observer)
-    scale, zero_point = ranges.calculate_qparams()
-    low, high = ranges.quant_min, ranges.quant_max
-    if scale.numel() > 1:
-        zero_point = zero_point.to(torch.int32)
-        return torch.fake_quantize_per_channel_affine(value, scale, zero_point, ranges.ch_axis, low, high)
-    return torch.fake_quantize_per_tensor_affine(value, float(scale), int(zero_point), low, high)
-
-
 def _places(decisions: Sequence[Decision]) -> dict[str, int]:
     """Node -> its position among the nodes of its kind, quantized or not."""
     places: dict[str, int] = {}
@@ -261,17 +248,6 @@ def _power(value: torch.Tensor) -> torch.Tensor:
 def _writes(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and bool(getattr(schema, "is_mutable", False))
-
-
-def _last_uses(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    seen: set[Node] = set()
-    out: dict[Node, list[Node]] = {}
-    for node in reversed(nodes):
-        for used in node.all_input_nodes:
-            if used not in seen:
-                seen.add(used)
-                out.setdefault(node, []).append(used)
-    return out
 
 
 class _Ticker:

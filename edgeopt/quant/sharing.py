@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
+from edgeopt.program.qdq import is_dequantize, is_quantize
 from edgeopt.quant.annotations import operator
-from edgeopt.quant.integers import is_dequantize, is_quantize
 
 NEAR = 8 / 7  # result's scale / operand's scale
 _CONCAT = ("cat", "concat", "concatenate")

@@ -98,8 +98,9 @@ def qat(
     training = finetune.train(prepared, *data_and_loss, project.qat, kept=kept and kept.named("qat"), **how)
     details = {**training.details, "warnings": [*training.details["warnings"], *lost]}
     if project.qat.control:
-        if project.evaluate and ranks.first:
-            details["metrics_after"] = how["score"](prepared.module)
+        with ranks.failing_together():
+            if project.evaluate and ranks.first:
+                details["metrics_after"] = how["score"](prepared.module)
         plain = kept and kept.named("control")
         details["control"] = finetune.control(prepared, *data_and_loss, project.qat, kept=plain, **how)
     return training.state, details

@@ -82,7 +82,7 @@ def publish(staging: Path, out: Path, manifest: Manifest) -> Artifact:
         raise ArtifactError("the output folder holds something else", where=str(out), todo="give another --out")
     try:
         for name in sorted(manifest.files):
-            _sync(staging / name)
+            sync(staging / name)
         replace_file(staging / spec.FILE_NAME, spec.encode(manifest))
         if (out / spec.REPORTS_DIR).is_dir() and not (staging / spec.REPORTS_DIR).exists():
             shutil.copytree(out / spec.REPORTS_DIR, staging / spec.REPORTS_DIR)
@@ -121,10 +121,11 @@ def _swap(staging: Path, out: Path) -> None:
     finally:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-    _sync(out.parent)
+    sync(out.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have the disk hold what was written to a file, or what was renamed in a folder."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -81,10 +81,10 @@ def test_int8_answers_at_every_length(built):
     with edgeopt.load(out, candidate) as predictor:
         seen = set()
         for inputs in data.calibration():
-            seen.add(next(iter(inputs.values())).shape[1])
+            seen.add(next(iter(inputs.values())).shape[2 if example == "watch" else 1])
             scores = predictor.predict(inputs)["scores"]
             assert np.isfinite(scores).all() and len(scores) == len(next(iter(inputs.values())))
-    assert len(seen) >= (1 if example == "watch" else 15)
+    assert seen == {128} if example == "watch" else len(seen) >= 15
 
 
 def test_the_watch_data_is_what_the_example_says():

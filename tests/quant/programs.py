@@ -12,8 +12,8 @@ import torch
 
 from edgeopt.backends import integer_kernels, onnx_export
 from edgeopt.program import ExportedGraph, Signature, graph
+from edgeopt.program.qdq import is_quantize
 from edgeopt.quant import convert, pt2e
-from edgeopt.quant.integers import is_quantize
 from edgeopt.quant.prepare import prepare
 from edgeopt.quant.report import QuantReport
 from edgeopt.spec.manifest import Axis, TensorSpec
@@ -101,7 +101,10 @@ def in_onnxruntime(p: ExportedGraph, folder: Path) -> tuple[onnxruntime.Inferenc
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(folder / file.name), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(folder / file.name), options, providers=["CPUExecutionProvider"],
+        disabled_optimizers=list(integer_kernels.DISABLED_FOR_INT8),
+    )  # fmt: skip
     model = onnx.load(folder / "optimized.onnx")
     return session, Counter(node.op_type for node in model.graph.node)
 

@@ -52,11 +52,6 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("make, sizes", MODELS.values(), ids=MODELS.keys())
 def test_a_batch_norm_is_folded_exactly_with_its_own_eps(make, sizes):
     p = program(make(), *sizes)

@@ -14,11 +14,6 @@ from tests.quant.programs import batches, in_onnxruntime, kernels_of, outputs, p
 PLACEMENTS = ("onnxruntime-x86", "onnxruntime-arm", "tensorrt")
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 def quantized(model: nn.Module, *sizes: int, placement: str = "onnxruntime-x86", data=None, **settings):
     p = program(model, *sizes)
     integer, report = convert.from_batches(p, quantization(placement, **settings), data or batches(*sizes))

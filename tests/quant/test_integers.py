@@ -8,17 +8,12 @@ import torch
 from torch import nn
 
 from edgeopt.backends import onnx_export
+from edgeopt.program.qdq import is_dequantize, is_quantize
 from edgeopt.quant import convert, finetune
-from edgeopt.quant.integers import is_dequantize, is_quantize
 from edgeopt.quant.prepare import prepare
 from edgeopt.spec.project import Qat
 from tests.quant import models
 from tests.quant.programs import batches, outputs, program, quantization, sqnr_db
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
 
 
 def quantized(model: nn.Module, *sizes: int, placement: str = "onnxruntime-x86", **settings):

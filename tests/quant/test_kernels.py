@@ -26,11 +26,6 @@ def quantized(model: nn.Module, *sizes: int, placement: str = "onnxruntime-x86")
     return p, *convert.from_batches(p, quantization(placement), batches(*sizes))
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 KERNELS = {
     "residual": (models.Net, (3, 16, 16), {"QLinearConv": 3, "QLinearAdd": 1, "QLinearAveragePool": 1, "QGemm": 1}),
     "padded": (models.Padded, (3, 16, 16), {"QLinearConv": 2}),

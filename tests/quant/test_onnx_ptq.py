@@ -21,11 +21,6 @@ from tests.quant.onnx_files import captured, exported, weights, written
 from tests.quant.programs import batches, quantization, sqnr_db
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 class Net(nn.Module):
     """Stem with BatchNorm, a residual block, a depthwise convolution, pooling, classifier."""
 

@@ -40,11 +40,6 @@ def pairs(p) -> dict[str, tuple]:
     }
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 def test_every_convolution_and_add_of_a_residual_net_becomes_an_integer_kernel(tmp_path):
     p, integer, report = quantized(models.Net(), 3, 16, 16)
     session, kernels = in_onnxruntime(integer, tmp_path)

@@ -13,11 +13,6 @@ from tests.quant import models
 from tests.quant.programs import batches, in_onnxruntime, outputs, program, quantization, sqnr_db
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 def depthwise(scales: torch.Tensor) -> nn.Conv2d:
     model = nn.Conv2d(len(scales), len(scales), 3, padding=1, groups=len(scales), bias=False)
     with torch.no_grad():

@@ -132,7 +132,20 @@ def trained(model: nn.Module, *sizes: int, keep: tuple[str, ...] = ()):
     return dataclasses.replace(float_program, qat_state=state), made
 
 
-PARTS = {"residual": (Net, (3, 16, 16)), "tied": (Tied, (4, 8, 8)), "attention": (Attention, (6, 16))}
+def pooled() -> nn.Module:
+    """One fake-quantizer serves a chain of layout operators, at several places."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(24, 5),
+    )  # fmt: skip
+
+
+PARTS = {
+    "residual": (Net, (3, 16, 16)),
+    "pooled": (pooled, (3, 14, 14)),
+    "tied": (Tied, (4, 8, 8)),
+    "attention": (Attention, (6, 16)),
+}
 
 
 @pytest.mark.parametrize("model, sizes", PARTS.values(), ids=PARTS)
@@ -142,7 +155,7 @@ def test_a_trained_state_serves_a_preparation_with_fewer_layers(model, sizes):
     q = quantization()
     same = partial_state(float_program, q, trained_with=(), keep_float=())
     assert all(torch.equal(same[name], value) for name, value in float_program.qat_state.items())
-    learned = {n.name: f.state_dict() for n, f in findings.observed(made.module) if n.op != "get_attr"}
+    learned = {n.name: f.state_dict() for n, f in findings.observations(made.module) if n.op != "get_attr"}
     for decision in made.report.layers:
         if not decision.quantized or not decision.macs:
             continue

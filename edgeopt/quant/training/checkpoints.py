@@ -21,6 +21,7 @@ import torch
 from edgeopt import digest
 from edgeopt.errors import EdgeoptError, SpaceError
 from edgeopt.progress import log
+from edgeopt.runtime.artifact import sync
 
 _FILE = "checkpoint"
 _SUM = 64  # characters of the sha256 before the state
@@ -56,7 +57,7 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, self.folder / _FILE)
-            _sync(self.folder)
+            sync(self.folder)
         except OSError as why:
             part.unlink(missing_ok=True)
             raise _disk_error(why, self.folder, kept=(self.folder / _FILE).exists()) from why
@@ -95,14 +96,6 @@ class Checkpoints:
 def loaded(data: bytes) -> dict[str, Any]:
     """The state in the bytes that `read` gives."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _disk_error(why: OSError, folder: Path, *, kept: bool) -> EdgeoptError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +17,7 @@ from edgeopt.quant import finetune
 from edgeopt.quant import state as state_dict
 from edgeopt.quant.prepare import Prepared
 from edgeopt.quant.training import ranges
+from edgeopt.runtime.artifact import replace_file
 from edgeopt.runtime.structure import restore
 
 
@@ -79,10 +80,9 @@ def finish(model: torch.nn.Module, path: Path | str | None = None) -> dict[str, 
         fake.enable_fake_quant()
     state = finetune.state_of(inner.program)
     if path is not None:
-        place = Path(path).expanduser()
-        part = place.with_name(place.name + ".part")
-        torch.save(state, part)
-        os.replace(part, place)
+        written = io.BytesIO()
+        torch.save(state, written)
+        replace_file(Path(path).expanduser(), written.getvalue())
     return state
 
 

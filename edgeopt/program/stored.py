@@ -8,26 +8,30 @@ from torch.fx import Graph, GraphModule, Node
 
 def is_stored(module: GraphModule, node: object) -> bool:
     """Whether `node` reads a tensor of the module."""
+    return tensor_of(module, node) is not None
+
+
+def tensor_of(module: GraphModule, node: object) -> torch.Tensor | None:
+    """The tensor that a get_attr node reads, without gradient; None for any other node."""
     if not isinstance(node, Node) or node.op != "get_attr":
-        return False
-    return isinstance(_value(module, str(node.target)), torch.Tensor)
+        return None
+    value: object = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value.detach() if isinstance(value, torch.Tensor) else None
 
 
 def tensor(module: GraphModule, node: Node) -> torch.Tensor:
-    """The tensor that a get_attr node names, without gradient."""
-    return _value(module, str(node.target)).detach()
-
-
-def _value(module: torch.nn.Module, name: str) -> object:
-    value: object = module
-    for part in name.split("."):
-        value = getattr(value, part)
+    """The tensor that a get_attr node is known to read, without gradient."""
+    value = tensor_of(module, node)
+    assert value is not None, f"{node} reads no tensor"
     return value
 
 
-def add(module: GraphModule, name: str, value: torch.Tensor, *, before: Node, trained: bool = False) -> Node:
-    """A node before `before` that reads `value`, a parameter (`trained`) or buffer under `name` or that name numbered.
+def add_tensor(module: GraphModule, name: str, value: torch.Tensor, before: Node, *, trained: bool = False) -> Node:
+    """A node before `before` that reads `value`, held under `name` or that name numbered.
 
+    `trained` makes it a parameter, which fine-tuning moves; else it is a buffer.
     Modules that `name` goes through are made where the graph has none, so that the model's own names can be kept.
     """
     path, _, leaf = name.rpartition(".")
