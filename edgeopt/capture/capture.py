@@ -76,7 +76,7 @@ def _load(project: Project) -> tuple[Eager, tuple[Way, ...]]:
     inputs.check_parameters(given, specs, where=where)
     reach = arguments(given, [spec.name for spec in specs], annotation, where=where)
     ways = _FILE_WAYS if project.kind == "torchscript" else _MODULE_WAYS
-    return Eager(module, specs, project.folder, reach), ways
+    return Eager(module, specs, project.folder, reach, inputs.cameras(project)), ways
 
 
 def _no_pt2(project: Project) -> ModelError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from edgeopt.capture import state
 from edgeopt.capture.arguments import Arguments
 from edgeopt.errors import CaptureError, EdgeoptError, ModelError
 from edgeopt.ports import user_code
+from edgeopt.program.frames import Lens
 from edgeopt.program.tracing import plain_attention
 from edgeopt.runtime import structure
 from edgeopt.spec.manifest import DTYPE_BYTES, TensorSpec
@@ -32,13 +35,15 @@ _RANDOM = {
 class Eager:
     """The user's model in eval mode, its named inputs, the folder of the user's code, and how inputs reach forward.
 
-    `module` is never called or changed; calls go to copies from `fresh`.
+    `module` is never called or changed; calls go to copies from `fresh`. What `cameras` name is given as frames, and
+    becomes what forward takes by the documented arithmetic in numpy.
     """
 
     module: nn.Module
     inputs: tuple[TensorSpec, ...]
     folder: Path
     arguments: Arguments
+    cameras: Mapping[str, Lens] = dataclasses.field(default_factory=dict)  # input name -> how frames become it
 
     def fresh(self) -> nn.Module:
         """A copy of the module as it was loaded."""
@@ -65,6 +70,7 @@ def call(model: Eager, inputs: dict[str, np.ndarray], *, module: nn.Module | Non
     exception becomes a ModelError with the user's file and line.
     """
     module = model.fresh() if module is None else module
+    inputs = {n: model.cameras[n].reference(array) if n in model.cameras else array for n, array in inputs.items()}
     tensors = {spec.name: torch.from_numpy(np.array(inputs[spec.name], copy=True, order="C")) for spec in model.inputs}
     try:
         with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=[]):

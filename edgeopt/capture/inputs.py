@@ -7,24 +7,33 @@ from collections.abc import Callable
 
 from edgeopt.errors import ProjectError
 from edgeopt.program import Signature
+from edgeopt.program.frames import Lens
+from edgeopt.spec.camera import BRIGHTEST, DARKEST
 from edgeopt.spec.manifest import TensorSpec
 from edgeopt.spec.project import Project
 from edgeopt.spec.values import did_you_mean
 
 
 def input_specs(project: Project) -> tuple[TensorSpec, ...]:
-    """The project's inputs, in its order."""
+    """What the artifact takes, in the project's order: a camera's frames where an input has one."""
     return tuple(
-        TensorSpec(name=name, dtype=given.dtype, shape=tuple(given.shape)) for name, given in project.inputs.items()
+        TensorSpec(name=name, dtype=given.given_dtype, shape=tuple(given.given_shape))
+        for name, given in project.inputs.items()
     )
 
 
 def value_ranges(project: Project) -> dict[str, tuple[float, float]]:
-    """The lowest and highest value of each input that declares them."""
+    """The lowest and highest value of each input that declares them, and of frames."""
+    declared = {
+        name: given.values or ((DARKEST, BRIGHTEST) if given.camera else None) for name, given in project.inputs.items()
+    }
+    return {name: (float(values[0]), float(values[1])) for name, values in declared.items() if values is not None}
+
+
+def cameras(project: Project) -> dict[str, Lens]:
+    """Input name -> how its frames become what forward takes."""
     return {
-        name: (float(given.values[0]), float(given.values[1]))
-        for name, given in project.inputs.items()
-        if given.values is not None
+        name: Lens(given.camera, tuple(given.shape)) for name, given in project.inputs.items() if given.camera is not None
     }
 
 

@@ -24,7 +24,6 @@ from torch import nn
 
 from edgeopt import digest
 from edgeopt.capture import guard, script_types, values
-from edgeopt.capture.arguments import Arguments
 from edgeopt.capture.declined import Declined, first_line
 from edgeopt.capture.eager import Eager
 from edgeopt.capture.flat import flat
@@ -86,7 +85,7 @@ def script(model: Eager, signature: Signature, *, copy_inputs: bool, seed: int) 
     try:
         with _deprecations_ignored():
             inner = model.module if is_script(model.module) else torch.jit.script(model.fresh())
-            frozen = _flattened(inner, model.arguments, signature, copy_inputs)
+            frozen = _flattened(inner, model, signature, copy_inputs)
     except Exception as why:
         hint = "" if is_script(model.module) else script_types.annotations_to_add(model.module, model.arguments)
         raise Declined(_compiler_line(why) + hint, user_line(why, model.folder)) from why
@@ -169,20 +168,27 @@ def _deprecations_ignored() -> Iterator[None]:
 
 
 class _Holder(nn.Module):
-    def __init__(self, inner: torch.jit.ScriptModule):
+    def __init__(self, inner: torch.jit.ScriptModule, frames: dict[str, nn.Module]):
         super().__init__()
         self.inner = inner
+        for name, module in frames.items():
+            self.add_module(name, module)
 
 
-def _flattened(inner: Any, reach: Arguments, signature: Signature, copy_inputs: bool) -> torch.jit.ScriptModule:
+def _flattened(inner: Any, model: Eager, signature: Signature, copy_inputs: bool) -> torch.jit.ScriptModule:
     """`inner` with a forward of positional tensors and a flat tuple of tensors, frozen."""
     given = [f"x{i}" for i in range(len(signature.inputs))]
     tensors = [f"{x}.clone()" if copy_inputs else x for x in given]
-    made, passed = script_types.call_source(reach, tensors, inner.forward.schema)
+    frames = {}
+    for i, spec in enumerate(model.inputs):
+        if spec.name in model.cameras:
+            frames[f"frames_{i}"] = model.cameras[spec.name].module()
+            tensors[i] = f"self.frames_{i}({tensors[i]})"
+    made, passed = script_types.call_source(model.arguments, tensors, inner.forward.schema)
     # `made` is read by the compiler: the source calls the classes by it
     paths = _paths(signature.output_structure, "out")
     returned = "".join(f"{paths[i]}, " for i in range(len(paths)))
-    holder = torch.jit.script(_Holder(inner))
+    holder = torch.jit.script(_Holder(inner, frames))
     holder.define(f"def forward(self, {', '.join(given)}):\n    out = self.inner({passed})\n    return ({returned})\n")
     return _final(holder)
 

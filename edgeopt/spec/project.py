@@ -11,6 +11,7 @@ import pydantic
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from edgeopt.errors import ProjectError
+from edgeopt.spec.camera import BRIGHTEST, DARKEST, Camera, Dimension, Number, Output
 from edgeopt.spec.custom_ops import CustomOp, OperatorName
 from edgeopt.spec.input_tree import input_tree
 from edgeopt.spec.limits import Limits
@@ -27,18 +28,7 @@ _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 ModelKind = Literal["factory", "onnx", "torchscript", "exported"]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 AxisName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_]\w*$")]
-
-
-def _dimension(value: Any) -> Any:
-    size = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not size and not (isinstance(value, str) and value.isidentifier()):
-        raise ValueError(f"{value!r} is neither a size of 1 or more nor the name of an axis")
-    return value
-
-
-Dimension = Annotated[StrictInt | StrictStr, pydantic.BeforeValidator(_dimension)]
 
 
 def model_kind(model: str) -> ModelKind:
@@ -79,6 +69,7 @@ class Input(Value):
     values: tuple[Number, Number] | None = Field(
         None, description="range of valid values [low, high], for example inputs; ids: [0, vocabulary - 1]"
     )
+    camera: Camera | None = Field(None, description="frames that the artifact takes in place of the model's input")
 
     @pydantic.field_validator("shape", mode="before")
     @classmethod
@@ -92,6 +83,16 @@ class Input(Value):
         if self.values is not None and self.values[0] > self.values[1]:
             raise ValueError(f"values: low {self.values[0]} is above high {self.values[1]}")
         return self
+
+    @property
+    def given_shape(self) -> tuple[Dimension, ...]:
+        """The shape of what the artifact takes: frames where there is a camera."""
+        return self.camera.frame_shape(self.shape) if self.camera and len(self.shape) == 4 else self.shape
+
+    @property
+    def given_dtype(self) -> Dtype:
+        """The element type of what the artifact takes."""
+        return self.camera.dtype if self.camera else self.dtype
 
 
 def _optimizer(value: str) -> str:
@@ -139,6 +140,7 @@ class ProjectFile(Value):
         min_length=1, description="an entry a tensor; a part of a parameter is PARAMETER.KEY or PARAMETER.0"
     )
     axes: dict[AxisName, Axis] = Field({}, description="named dynamic axes, each {min, opt, max}")
+    outputs: dict[StrictStr, Output] = Field({}, description="output name -> softmax, argmax or topk in its place")
     calibration: Function | None = Field(None, description="fn() -> iterable of {input name: batch}; int8 needs it")
     calibration_batches: StrictInt = Field(32, ge=1, description="the most batches that calibration takes")
     train: Function | None = Field(None, description="fn() -> iterable of ({input name: batch}, target); QAT needs it")
@@ -276,7 +278,9 @@ def _inconsistent(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
         if spec.dtype == "bfloat16":
             reason = "an input cannot be bfloat16: numpy, which calls are made with, has none"
             yield f"inputs.{name}.dtype", reason, "declare float32, and convert it in forward"
-    used = {axis: name for name, spec in project.inputs.items() for axis in spec.shape if isinstance(axis, str)}
+    yield from _inconsistent_cameras(project)
+    shapes = {name: (*spec.shape, *spec.given_shape) for name, spec in project.inputs.items()}
+    used = {axis: name for name, shape in shapes.items() for axis in shape if isinstance(axis, str)}
     for axis, name in used.items():
         if axis not in project.axes:
             near = did_you_mean(axis, list(project.axes))
@@ -299,6 +303,22 @@ def _inconsistent(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
                     f"it needs a model factory, and model is {project.model}",
                     "give file.py:factory as model",
                 )
+
+
+def _inconsistent_cameras(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
+    with_camera = {name: spec for name, spec in project.inputs.items() if spec.camera}
+    for name, spec in with_camera.items():
+        for key, reason, todo in spec.camera.reasons_against(spec.shape, spec.dtype):
+            yield f"inputs.{name}.camera.{key}", reason, todo
+        if spec.values and not DARKEST <= spec.values[0] <= spec.values[1] <= BRIGHTEST:
+            reason = f"with camera they are a frame's, {DARKEST} to {BRIGHTEST}, and not the model's input's"
+            yield f"inputs.{name}.values", reason, "remove it"
+    if model_kind(project.model) == "onnx":
+        for name in with_camera:
+            reason = "an ONNX file is taken as it is"
+            yield f"inputs.{name}.camera", reason, "name the model's factory, or let the application prepare the frames"
+        if project.outputs:
+            yield "outputs", "an ONNX file is taken as it is", "name the model's factory, or remove it"
 
 
 def _inconsistent_qat(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
