@@ -167,12 +167,12 @@ def _deprecations_ignored() -> Iterator[None]:
         yield
 
 
-class _Holder(nn.Module):
-    def __init__(self, inner: torch.jit.ScriptModule, frames: dict[str, nn.Module]):
-        super().__init__()
-        self.inner = inner
-        for name, module in frames.items():
-            self.add_module(name, module)
+def _holder(modules: dict[str, nn.Module]) -> nn.Module:
+    """An empty module that holds `modules`, of a class of its own: TorchScript gives a class's modules one forward."""
+    holder = type("Holder", (nn.Module,), {})()
+    for name, module in modules.items():
+        holder.add_module(name, module)
+    return holder.eval()
 
 
 def _flattened(inner: Any, model: Eager, signature: Signature, copy_inputs: bool) -> torch.jit.ScriptModule:
@@ -188,7 +188,7 @@ def _flattened(inner: Any, model: Eager, signature: Signature, copy_inputs: bool
     # `made` is read by the compiler: the source calls the classes by it
     paths = _paths(signature.output_structure, "out")
     returned = "".join(f"{paths[i]}, " for i in range(len(paths)))
-    holder = torch.jit.script(_Holder(inner, frames))
+    holder = torch.jit.script(_holder({"inner": inner, **frames}))
     holder.define(f"def forward(self, {', '.join(given)}):\n    out = self.inner({passed})\n    return ({returned})\n")
     return _final(holder)
 
@@ -241,12 +241,9 @@ def part(inner: nn.Module, forward: str) -> torch.jit.ScriptModule:
 
     Not frozen: its weights stay parameters, which can be counted and converted.
     """
-    # A class of its own: TorchScript shares one type, and so one `forward`, between modules of a class.
-    holder = type("Part", (nn.Module,), {})()
-    holder.inner = inner
     try:
         with _deprecations_ignored():
-            scripted = torch.jit.script(holder.eval())
+            scripted = torch.jit.script(_holder({"inner": inner}))
             scripted.define(forward)
     except Exception as why:
         raise Declined(f"TorchScript does not take it: {_compiler_line(why)}") from why

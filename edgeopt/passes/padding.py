@@ -36,8 +36,8 @@ def _reason_against(conv: Node, pad: Node, mutated: set[Node]) -> str | None:
     amounts = pad.args[1]
     if not all(isinstance(amount, int) for amount in amounts):
         return "its amounts depend on a size"
-    if _fill(pad) != 0:
-        return f"it pads with {_fill(pad)}"
+    if fill(pad) != 0:
+        return f"it pads with {fill(pad)}"
     if pad.args[0] in mutated or pad in mutated:
         return "the model writes to what it pads"
     before, after = amounts[0::2], amounts[1::2]
@@ -53,7 +53,7 @@ def _reason_against(conv: Node, pad: Node, mutated: set[Node]) -> str | None:
     return None
 
 
-def _fill(pad: Node) -> object:
+def fill(pad: Node) -> object:
     """The value padded with; the mode's name where it is no constant."""
     if pad.target is _aten.pad.default:
         mode = pad.kwargs.get("mode", pad.args[2] if len(pad.args) > 2 else "constant")

@@ -1,7 +1,7 @@
 """Which layers read a tensor, where nothing but re-arrangement of its values within a channel stands between.
 
-A pad by reflection, replication or wrapping copies values of the same channel, and a flatten of all but the batch
-puts each channel's values side by side: what multiplies and shifts channels may move past both.
+A pad by reflection, replication or wrapping copies values of the same channel, one by zeros lets scales pass, and a flatten of all but the batch
+puts each channel's values side by side: what multiplies and shifts channels may move past them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.fx import Node
 from edgeopt.passes import affine, layers
 from edgeopt.passes.affine import Affine
 from edgeopt.passes.changed import Context
+from edgeopt.passes.padding import fill
 from edgeopt.passes.target_torch import left_out
 
 _aten = torch.ops.aten
@@ -29,6 +30,7 @@ class Reader:
 
     layer: Node
     places: int = 1
+    zeros: bool = False  # whether zeros are padded on between, which a shift must not come past
 
 
 def readers(node: Node) -> list[Reader] | str:
@@ -48,6 +50,8 @@ def absorbed(context: Context, found: list[Reader], step: Affine) -> list[tuple[
     """The readers with the weights that take `step` before them in, or why one of them does not."""
     out = []
     for reader in found:
+        if reader.zeros and step.shift.any():
+            return f"zeros are padded on before {reader.layer.name}"
         pattern = "bn_linear" if reader.layer.target in layers.LINEAR else "bn_conv"
         spread = Affine(step.source, *(v.repeat_interleave(reader.places) for v in (step.scale, step.shift)))
         new = left_out(context.profile, pattern) or affine.before(context, reader.layer, spread)
@@ -65,13 +69,22 @@ def _through(node: Node, user: Node) -> list[Reader] | str:
         if rank != layers.tensor_dims(user):
             return f"axis 1 of its {rank} dimensions is no input channel of {user.name}"
         return [Reader(user)]
-    places = 1 if _copies_within_channels(user, rank) else _flattened_places(node, user)
+    zeros = pads_in_space(user, node) and not _copies_within_channels(user, rank)
+    places = 1 if zeros or _copies_within_channels(user, rank) else _flattened_places(node, user)
     if places is None:
         return f"no convolution or linear layer after it, but {user.name}"
     below = readers(user)
     if isinstance(below, str):
         return f"{user.name} is read by others: {below}"
-    return [Reader(r.layer, r.places * places) for r in below]
+    return [Reader(r.layer, r.places * places, r.zeros or zeros) for r in below]
+
+
+def pads_in_space(user: Node, node: Node) -> bool:
+    """Whether `user` pads the places of `node`, (N, C, ...), by zeros or by copies of values of the same channel."""
+    if user.target not in (_aten.pad.default, _aten.constant_pad_nd.default) or user.args[0] is not node:
+        return False
+    rank = len(node.meta["val"].shape)
+    return len(user.args[1]) <= 2 * (rank - 2) and (_copies_within_channels(user, rank) or fill(user) == 0)
 
 
 def _copies_within_channels(user: Node, rank: int) -> bool:

@@ -118,10 +118,7 @@ class Frames(nn.Module):
         super().__init__()
         self.hwc, self.swaps, self.resizes = camera.layout == "HWC", camera.swaps, camera.size is not None
         self.fill, self.border = float(camera.fill), [0, 0, 0, 0]
-        self.rows: nn.Module = nn.Identity()
-        self.columns: nn.Module = nn.Identity()
-        if camera.size is not None:
-            self._place(camera, (shape[2], shape[3]))
+        self._place(camera, (shape[2], shape[3]) if self.resizes else (1, 1))
         channels = slice(None, None, -1) if camera.swaps else slice(None)  # the frame's order: they are turned last
         offset = np.float64(camera.mean)[channels] / camera.scale
         factor = camera.scale / np.float64(camera.std)[channels]
@@ -130,7 +127,7 @@ class Frames(nn.Module):
         self.register_buffer("factor", torch.from_numpy(factor.astype(np.float32)).view(1, -1, 1, 1))
 
     def _place(self, camera: Camera, model: tuple[int, int]) -> None:
-        fixed = [size if isinstance(size, int) else None for size in camera.size]
+        fixed = [size if isinstance(size, int) else None for size in camera.size or (1, 1)]
         starts, sizes, inner = (0, 0), fixed, model
         if None not in fixed:
             place = placement((fixed[0], fixed[1]), model, camera.fit)
