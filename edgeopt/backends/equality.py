@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,24 +94,27 @@ def tolerance(program: Program) -> Tolerance:
 
 
 def require(
-    reference: dict[str, np.ndarray], found: dict[str, np.ndarray], within: Tolerance, *, words: str, file: str
-) -> None:
+    reference: dict[str, np.ndarray], found: dict[str, np.ndarray], within: Tolerance, *, words: str, file: str,
+    decisions: Container[str] = (),
+) -> None:  # fmt: skip
     """LoweringError that names the output where `found` is not `reference`: shapes, dtypes, values.
 
-    Integer outputs of a float program are compared exactly.
+    Integer outputs of a float program are compared exactly, but for `decisions` between values that may be near.
     """
     for name, wanted in reference.items():
-        reason = _difference(name, wanted, found[name], within)
+        reason = _difference(name, wanted, found[name], within, exact=within == FLOAT and name not in decisions)
         if reason:
             raise LoweringError(f"the file {OTHER_VALUES} {words}: {reason}", where=file)
 
 
-def _difference(name: str, reference: np.ndarray, value: np.ndarray, within: Tolerance) -> str | None:
+def _difference(
+    name: str, reference: np.ndarray, value: np.ndarray, within: Tolerance, *, exact: bool
+) -> str | None:
     if (reference.shape, reference.dtype) != (value.shape, value.dtype):
         there, wanted = (f"{a.dtype}{list(a.shape)}" for a in (value, reference))
         return f"output '{name}' is {there} instead of {wanted}"
     error = compare.output_error([reference], [value])
-    if within != FLOAT and error.mismatches:
+    if not exact and error.mismatches:
         agreement = 1 - error.mismatches / reference.size
         return None if agreement >= INTEGER_OUTPUT_AGREEMENT else f"output '{name}': only {agreement:.1%} agree"
     reasons = compare.reasons_against({name: error}, within)

@@ -39,7 +39,8 @@ def compare(program: Program, path: Path) -> None:
         else:
             expected = _run(original, case.inputs, program.signature.output_names, "the model given")
         found = _run(session, case.inputs, program.signature.output_names, path.name)
-        equality.require(expected, found, within, words=case.words, file=path.name)
+        chosen = dict(program.signature.decisions)
+        equality.require(expected, found, within, words=case.words, file=path.name, decisions=chosen)
 
 
 def require_integer_weights(path: Path) -> None:

@@ -200,6 +200,19 @@ def _final(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return frozen
 
 
+def extended(module: torch.jit.ScriptModule, signature: Signature, outputs: list[str]) -> torch.jit.ScriptModule:
+    """A frozen module with `outputs`, expressions over its own outputs y0, y1, ..., in their place; frozen."""
+    given = ", ".join(f"x{i}" for i in range(len(signature.inputs)))
+    lone = next(module.graph.outputs()).type().kind() == "TensorType"
+    taken = ["y = self.inner({given})", "y0 = y"] if lone else ["y = self.inner({given})"]
+    taken += [] if lone else [f"y{i} = y[{i}]" for i in range(len(signature.outputs))]
+    lines = "".join(f"    {line.format(given=given)}\n" for line in taken)
+    with _deprecations_ignored():
+        holder = torch.jit.script(_holder({"inner": module}))
+        holder.define(f"def forward(self, {given}):\n{lines}    return ({', '.join(outputs)},)\n")
+        return _final(holder)
+
+
 def _paths(node: Any, path: str) -> dict[int, str]:
     """Output index -> the TorchScript expression that reaches it below `path`."""
     kind = node["kind"]

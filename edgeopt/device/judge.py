@@ -46,8 +46,9 @@ def accuracy(
         ]
     else:
         least = PROXY_SQNR_DB if limits.sqnr_db is None else limits.sqnr_db
-        checks.append(_at_least("proxy sqnr_db", result.sqnr_db, least, "SQNR", "dB"))
-        if classifier:
+        if result.sqnr_db is not None or not tolerance.agreement:
+            checks.append(_at_least("proxy sqnr_db", result.sqnr_db, least, "SQNR", "dB"))
+        if classifier or tolerance.agreement:
             least = PROXY_TOP1_AGREEMENT if limits.top1_agreement is None else limits.top1_agreement
             checks.append(_at_least("proxy top1_agreement", result.top1_agreement, least, "top-1 agreement", ""))
     return tuple(checks)
@@ -70,6 +71,9 @@ def _closeness(result: CandidateResult, tolerance: Tolerance) -> Iterable[Check]
         yield _at_least("reference sqnr_db", result.sqnr_db, tolerance.sqnr_db, "SQNR against the reference", "dB")
     if tolerance.max_abs is not None:
         yield _at_most("reference max_abs", result.max_abs_error, tolerance.max_abs, "error against the reference", "")
+    if tolerance.agreement:
+        least = max(one.least for one in tolerance.agreement.values())
+        yield _at_least("reference agreement", result.top1_agreement, least, "agreement with the reference's classes", "")
 
 
 def interval_in_words(result: CandidateResult, metric: str) -> str:

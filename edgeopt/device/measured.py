@@ -12,7 +12,7 @@ import numpy as np
 from edgeopt.device.runner import Refs, Response, Run
 from edgeopt.errors import DataError
 from edgeopt.runtime import evaluation, metrics, tensors
-from edgeopt.runtime.compare import output_errors, top1_agreement
+from edgeopt.runtime.compare import agreement, output_errors, top1_agreement
 from edgeopt.spec.manifest import Axis, Candidate, Feed, TensorSpec
 from edgeopt.spec.report import CandidateResult
 
@@ -59,7 +59,7 @@ def candidate_result(candidate: Candidate, response: Response, asked: Questions)
     if run.failure is not None:
         return CandidateResult(**fixed, failure=f"{run.failure.kind}: {run.failure.message}")
     try:
-        closeness = _closeness(candidate.name, response, asked)
+        closeness = _closeness(candidate, response, asked)
     except DataError as why:  # an output of another size than the reference: this candidate's fault, not the build's
         return CandidateResult(**fixed, failure=f"run: {why.what}")
     return CandidateResult(
@@ -84,17 +84,23 @@ def _latency(run: Run) -> dict[str, float | int | None]:
     return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "calls": len(calls), "noise": noise}
 
 
-def _closeness(name: str, response: Response, asked: Questions) -> dict[str, float | None]:
-    """Errors over every feed that has the unoptimised model's outputs, and a classifier's agreement."""
+def _closeness(candidate: Candidate, response: Response, asked: Questions) -> dict[str, float | None]:
+    """Errors over every feed that has the unoptimised model's outputs, and the agreement of what chooses classes."""
+    name, chosen = candidate.name, candidate.tolerance.agreement
     every = [*_named("reference", asked.reference), *_named("cases", asked.cases)]
     judged = [(feed_id, feed) for feed_id, feed in every if feed.outputs]
     given = [{key: tensors.read(asked.folder, ref) for key, ref in feed.outputs.items()} for _, feed in judged]
     found = [response.outputs(name, feed_id) for feed_id, _ in judged]
-    errors = output_errors(given, found).values()
+    errors = [error for output, error in output_errors(given, found).items() if output not in chosen]
+    shares = [
+        agreement([call[output] for call in given], [call[output] for call in found], one.axis)
+        for output, one in chosen.items()
+        if given
+    ]
     return {
         "sqnr_db": min((e.sqnr_db for e in errors), default=None),
         "max_abs_error": max((e.max_abs for e in errors), default=None),
-        "top1_agreement": _agreement(given, found) if asked.classifier and given else None,
+        "top1_agreement": min(shares) if shares else _agreement(given, found) if asked.classifier and given else None,
     }
 
 

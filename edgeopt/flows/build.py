@@ -19,7 +19,7 @@ from typing import Any
 
 from edgeopt import digest
 from edgeopt.errors import ArtifactError, EdgeoptError, LockedError, LoweringError, UsageError
-from edgeopt.pipeline import helping, op_files, torchrun
+from edgeopt.pipeline import heads, helping, op_files, torchrun
 from edgeopt.pipeline.cache import StageCache, disk_error, link_or_copy
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys, tool_versions
@@ -117,7 +117,8 @@ class _Build:
         from edgeopt.pipeline.gates import fastest_float, mendable
 
         job, by_name = self._job, {stage.name: stage for stage in STAGES}
-        captured = self._stage(by_name["capture"], None)
+        plain = captured = self._stage(by_name["capture"], None)
+        captured = heads.on(captured, job.project)
         judged_by = baseline(captured, job, self._cache, self._keys["capture"])
         self._unoptimised = {
             "metrics": judged_by.metrics,
@@ -127,8 +128,8 @@ class _Build:
             link_or_copy(judged_by.folder / CASES_FILE, staging / CASES_FILE)
         reference = assemble.write_reference(captured, staging)
 
-        optimized = self._stage(by_name["optimize"], captured)
-        lowered = lowering.lower(optimized, job, self._cache, self._keys["optimize"], staging)
+        optimized = self._stage(by_name["optimize"], plain)
+        lowered = lowering.lower(heads.on(optimized, job.project), job, self._cache, self._keys["optimize"], staging)
         halves = [self._half(stage, optimized, staging) for stage in STAGES if stage.branch]
         gate = partial(self._gate, staging, captured=captured, reference=reference, judged_by=judged_by)
         floats = [lowered, *halves]
@@ -140,16 +141,17 @@ class _Build:
             integer = self._stage(by_name[name], integer)
             trained = integer if name == "qat" else trained
         if integer is not optimized and integer.integer:
-            lowered = lowering.lower(integer, job, self._cache, self._keys["reoptimize"], staging)
+            headed = heads.on(integer, job.project)
+            lowered = lowering.lower(headed, job, self._cache, self._keys["reoptimize"], staging)
             # the best float again, so that integer and float are timed in one interleaved run
             again = fastest_float(rows, {row.candidate.name: row.facts.size_bytes for row in rows})
-            programs = {candidate.name: integer for candidate in lowered.candidates}
+            programs = {candidate.name: headed for candidate in lowered.candidates}
             last = gate("after reoptimize", again + lowered.candidates, rounds=5, calls=40, programs=programs)
             if mendable(last) and (
                 searched := self._search(staging, optimized, trained, captured, reference, judged_by, rows, last)
             ):
-                integer, lowered = searched
-                programs = {candidate.name: integer for candidate in lowered.candidates}
+                headed, lowered = searched
+                programs = {candidate.name: headed for candidate in lowered.candidates}
                 last = gate("after the search", again + lowered.candidates, rounds=5, calls=40, programs=programs)
             recipes, refused = [*recipes, *lowered.recipes], [*refused, *lowered.refused]
             newer = {row.candidate.name: row for row in last}
@@ -191,7 +193,8 @@ class _Build:
             if any(belongs_to(p.name, r.candidate.file) for r in last if r.candidate.precision == "int8")
         ]:
             path.unlink()  # a link into the cache, which must not be written through
-        return program, lowering.lower(program, job, self._cache, key, staging)
+        headed = heads.on(program, job.project)
+        return headed, lowering.lower(headed, job, self._cache, key, staging)
 
     def _half(self, stage, optimized, staging: Path):
         """The candidates of the program in the stage's 16-bit precision, where the profile allows it."""
@@ -202,7 +205,8 @@ class _Build:
             return lowering.Files((), (), (), ())
         program = self._stage(stage, optimized)
         if program is not optimized and program.half:
-            return lowering.lower(program, self._job, self._cache, self._keys[precision], staging)
+            headed = heads.on(program, self._job.project)
+            return lowering.lower(headed, self._job, self._cache, self._keys[precision], staging)
         record = self._stages[-1]
         failed = record.skipped or record.details["half"]["refused"]
         takers = lowering.half_takers(precision, self._job)

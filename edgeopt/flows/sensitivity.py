@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeopt.errors import UsageError
 from edgeopt.flows.build import workdir_lock
-from edgeopt.pipeline import op_files
+from edgeopt.pipeline import heads, op_files
 from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys
@@ -66,7 +66,8 @@ def sensitivity(
             )
         judged_by = None
         if metric:
-            judged_by = baseline(points.program(points.stage("capture")), job, cache, keys["capture"])
+            captured = heads.on(points.program(points.stage("capture")), job.project)
+            judged_by = baseline(captured, job, cache, keys["capture"])
         layers = ranking(program, job, cache, keys["optimize"], judged_by)
     return Sensitivity(
         job.project.name, job.profile.name, in_words(job.profile.quantization), tuple(points.records), layers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from edgeopt import digest
 from edgeopt.pipeline import op_files
@@ -16,6 +17,7 @@ from edgeopt.runtime.zipapp import write_zipapp
 from edgeopt.spec.manifest import Candidate, EngineRecipe, Feed, File, Manifest, Refusal, Tolerance, belongs_to
 
 REFERENCE_FILE = "reference/tensors.bin"
+_DEVICE_MARGIN_AGREEMENT = 0.05  # of the classes that 16 or 8 bits choose, which near ones may turn
 _DEVICE_MARGIN_DB = 3.0  # an int8 kernel of another engine rounds some values to the neighbouring step (case Q07)
 
 
@@ -101,11 +103,20 @@ def _cases(folder: Path, baseline: Baseline, job: Job) -> tuple[tuple[Feed, ...]
 def _with_device_tolerance(row: GateRow) -> Candidate:
     """An int8 candidate must be on the device as close to the reference as it was here, less a margin."""
     candidate = row.candidate
+    agreement = _device_agreement(candidate, row.result.top1_agreement)
     sqnr = row.result.sqnr_db
     if candidate.precision != "int8" or sqnr is None or not math.isfinite(sqnr):
-        return candidate
+        return candidate.model_copy(update={"tolerance": candidate.tolerance.model_copy(update=agreement)})
     least = math.floor(10 * (sqnr - _DEVICE_MARGIN_DB)) / 10
-    return candidate.model_copy(update={"tolerance": Tolerance(sqnr_db=least)})
+    return candidate.model_copy(update={"tolerance": Tolerance(sqnr_db=least, **agreement)})
+
+
+def _device_agreement(candidate: Candidate, found: float | None) -> dict[str, Any]:
+    """The agreement to ask for on the device: what a precision without a bound of its own kept here, less a margin."""
+    given = candidate.tolerance.agreement
+    least = 0.0 if found is None else max(0.0, math.floor(100 * (found - _DEVICE_MARGIN_AGREEMENT)) / 100)
+    kept = {n: one if one.least else one.model_copy(update={"least": least}) for n, one in given.items()}
+    return {"agreement": kept} if given else {}
 
 
 def _metrics(baseline: Baseline, kept: tuple[GateRow, ...]) -> dict[str, dict[str, float]]:

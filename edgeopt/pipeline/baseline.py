@@ -50,7 +50,8 @@ def baseline(program: Program, job: Job, cache: StageCache, key: str) -> Baselin
     record = _record_evaluate if job.project.evaluate else _record_calibration if job.project.calibration else None
     if record is None:
         return Baseline({}, ())
-    place = digest.of_value({"capture": key, "evaluate": job.project.evaluate, "cases_mb": job.limits.cases_mb})
+    heads = {"heads": {n: head.model_dump(mode="json") for n, head in job.project.outputs.items()}}
+    place = digest.of_value({"capture": key, "evaluate": job.project.evaluate, "cases_mb": job.limits.cases_mb, **heads})
     folder = cache.find("baseline", place)
     if folder is None:
         folder = cache.store("baseline", place, lambda part: record(program, job, part))

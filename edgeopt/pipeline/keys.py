@@ -37,7 +37,7 @@ _PROJECT_KEYS = {
         "custom_ops",
     ),
     "optimize": ("passes", "rules"),
-    "qat": ("train", "loss", "evaluate", "qat", "keep_float", "keep_fp32"),
+    "qat": ("train", "loss", "evaluate", "outputs", "qat", "keep_float", "keep_fp32"),
     "quantize": ("calibration_batches",),
     "reoptimize": ("passes",),
     "fp16": ("calibration_batches", "keep_fp32"),

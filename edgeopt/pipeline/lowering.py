@@ -10,10 +10,10 @@ from edgeopt import digest
 from edgeopt.errors import EdgeoptError
 from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.job import Job
-from edgeopt.program import Program
+from edgeopt.program import Program, Signature
 from edgeopt.progress import log
 from edgeopt.spec.half_formats import FORMATS, HalfPrecision
-from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal, Tolerance
+from edgeopt.spec.manifest import Agreement, Candidate, EngineRecipe, Refusal, Tolerance
 from edgeopt.spec.profile_checks import by_flag, refusal
 
 _INDEX = "lowered.json"
@@ -32,6 +32,12 @@ _TOLERANCES = {
 }
 
 
+# The least share of classes that are the reference's, where the artifact chooses them. Between two that are equal but
+# for rounding another order of sums chooses at random; TF32 rounds earlier, and one of nine reference samples may turn.
+# 16 and 8 bits are bounded by `evaluate` or the proxy, and on the device by what was measured, see assemble.
+_AGREEMENT = {("onnxruntime", "fp32"): 0.99, ("torchscript", "fp32"): 0.99, ("tensorrt", "fp32"): 0.85}
+
+
 @dataclass(frozen=True)
 class Files:
     """What all backends wrote for one program: names relative to the folder, and what each declined."""
@@ -45,8 +51,12 @@ class Files:
 def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path) -> Files:
     """Write the program's files into `folder` by each backend of the profile. A backend that fails is refused."""
     place = digest.of_value(
-        {"program": key, "profile": job.profile.model_dump(mode="json"), "target_python": job.target_python}
-    )
+        {
+            "program": key, "profile": job.profile.model_dump(mode="json"), "target_python": job.target_python,
+            "outputs": [program.signature.output_names, program.signature.decisions],
+            "heads": {name: head.model_dump(mode="json") for name, head in job.project.outputs.items()},
+        }
+    )  # fmt: skip
     found = cache.find("lower", place)
     if found is None:
         found = cache.store("lower", place, lambda part: _lower_into(program, job, part))
@@ -75,8 +85,14 @@ def half_takers(precision: HalfPrecision, job: Job) -> dict[str, str | None]:
     return takers
 
 
-def _with_tolerance(candidate: Candidate) -> Candidate:
-    tolerance = _TOLERANCES.get((candidate.runtime, candidate.precision), candidate.tolerance)
+def _with_tolerance(candidate: Candidate, signature: Signature) -> Candidate:
+    kind = candidate.runtime, candidate.precision
+    tolerance = _TOLERANCES.get(kind, candidate.tolerance)
+    if signature.decisions:
+        least = _AGREEMENT.get(kind, 0.0)
+        agreement = {name: Agreement(least=least, axis=axis) for name, axis in signature.decisions}
+        only = len(agreement) == len(signature.outputs)  # nothing is left whose values could be near
+        tolerance = Tolerance(agreement=agreement) if only else tolerance.model_copy(update={"agreement": agreement})
     return candidate.model_copy(update={"tolerance": tolerance})
 
 
@@ -101,7 +117,7 @@ def _lower_into(program: Program, job: Job, folder: Path) -> None:
             refused.append(Refusal(candidate=candidate, reason=why.what))
             continue
         files += [f for f in lowered.files if f not in files]
-        candidates += [_with_tolerance(c) for c in lowered.candidates]
+        candidates += [_with_tolerance(c, program.signature) for c in lowered.candidates]
         recipes += lowered.recipes
         refused += lowered.refused
     index = {

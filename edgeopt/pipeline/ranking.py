@@ -71,11 +71,14 @@ def _keep_float(job: Job) -> tuple[str, ...]:
 
 def _lost(alone: Alone, program: ExportedGraph, job: Job, baseline: Baseline) -> dict[str, dict[str, float]]:
     """Node -> metric -> what it falls by when the layer alone is quantized, in the program as torch runs it."""
+    from edgeopt.program import heads
+
     evaluate = user_evaluate(job, program.signature)
     inputs = Lazy(baseline.cases, lambda i: _read(baseline.cases[i], baseline.folder))
 
     def metrics(outputs: list[dict]) -> dict[str, float]:
-        return evaluation.replay(evaluate, inputs, outputs, base=job.project.folder)
+        given = [heads.answers(answer, job.project.outputs) for answer in outputs]
+        return evaluation.replay(evaluate, inputs, given, base=job.project.folder)
 
     names = [decision.node for decision in alone.layers]
     exact = [graph.to_arrays(program.signature, alone.exact(_tensors(program, i))) for i in inputs]

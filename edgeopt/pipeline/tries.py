@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeopt import digest
 from edgeopt.errors import EdgeoptError
-from edgeopt.pipeline import lowering
+from edgeopt.pipeline import heads, lowering
 from edgeopt.pipeline.baseline import CASES_FILE, Baseline
 from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.gates import GateRow, run_gate
@@ -201,6 +201,7 @@ class Tries:
             for name in {ref.file for feed in ground.reference for ref in feed.inputs.values()} | {CASES_FILE}:
                 if (ground.staging / name).exists():
                     link_or_copy(ground.staging / name, folder / name)
+            program = heads.on(program, job.project)
             lowered = lowering.lower(program, job, self._cache, key, folder)
             candidates = tuple(c for c in lowered.candidates if c.precision == "int8")
             if not candidates:

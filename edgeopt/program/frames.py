@@ -118,7 +118,7 @@ class Frames(nn.Module):
         super().__init__()
         self.hwc, self.swaps, self.resizes = camera.layout == "HWC", camera.swaps, camera.size is not None
         self.fill, self.border = float(camera.fill), [0, 0, 0, 0]
-        self._place(camera, (shape[2], shape[3]) if self.resizes else (1, 1))
+        self._place(camera, shape[1], (shape[2], shape[3]) if self.resizes else (1, 1))
         channels = slice(None, None, -1) if camera.swaps else slice(None)  # the frame's order: they are turned last
         offset = np.float64(camera.mean)[channels] / camera.scale
         factor = camera.scale / np.float64(camera.std)[channels]
@@ -126,7 +126,7 @@ class Frames(nn.Module):
         self.register_buffer("offset", torch.from_numpy(offset.astype(np.float32)).view(1, -1, 1, 1))
         self.register_buffer("factor", torch.from_numpy(factor.astype(np.float32)).view(1, -1, 1, 1))
 
-    def _place(self, camera: Camera, model: tuple[int, int]) -> None:
+    def _place(self, camera: Camera, channels: int, model: tuple[int, int]) -> None:
         fixed = [size if isinstance(size, int) else None for size in camera.size or (1, 1)]
         starts, sizes, inner = (0, 0), fixed, model
         if None not in fixed:
@@ -136,7 +136,9 @@ class Frames(nn.Module):
             self.border = [before, after, above, below]
         bilinear = camera.resize == "bilinear"
         self.rows = _Taps(starts[0], sizes[0], inner[0], 1 if self.hwc else 2, bilinear)
-        self.columns = _Taps(starts[1], sizes[1], inner[1], 2 if self.hwc else 3, bilinear)
+        # a weight for each value of a row of pixels: runtimes multiply long rows faster than many times 3 values
+        repeats = channels if self.hwc else 1
+        self.columns = _Taps(starts[1], sizes[1], inner[1], 2 if self.hwc else 3, bilinear, repeats)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         x = self._resized(frames) if self.resizes else self._planes(frames).to(torch.float32)
@@ -173,16 +175,16 @@ class _Taps(nn.Module):
     `size` is None where it is known when the module runs; places are found in integers then too.
     """
 
-    def __init__(self, start: int, size: int | None, out: int, axis: int, bilinear: bool):
+    def __init__(self, start: int, size: int | None, out: int, axis: int, bilinear: bool, repeats: int = 1):
         super().__init__()
         self.axis, self.out, self.bilinear, self.fixed = axis, out, bilinear, size is not None
         low, high, weight = _bilinear(size or 1, out)
         if not bilinear:
             low = high = _nearest(size or 1, out)
-        self.form = [-1 if i == axis else 1 for i in range(4)]
+        self.form, self.repeats = [-1 if i == axis else 1 for i in range(4)], [1, 1, 1, repeats]
         self.register_buffer("low", torch.from_numpy(start + low))
         self.register_buffer("high", torch.from_numpy(start + high))
-        self.register_buffer("weight", torch.from_numpy(weight.astype(np.float32)).view(self.form))
+        self.register_buffer("weight", self._spread(torch.from_numpy(weight.astype(np.float32))))
         self.register_buffer("odd", 2 * torch.arange(out) + 1)
         self.exact = bilinear and size is not None and not weight.any()  # every place is a pixel's centre
 
@@ -196,8 +198,11 @@ class _Taps(nn.Module):
         at = torch.clamp(self.odd * size - self.out, min=0)
         low = torch.div(at, 2 * self.out, rounding_mode="trunc")
         high = torch.clamp(low + 1, max=size - 1)
-        weight = ((at - low * (2 * self.out)).to(torch.float32) / (2 * self.out)).view(self.form)
+        weight = self._spread((at - low * (2 * self.out)).to(torch.float32) / (2 * self.out))
         return x.index_select(self.axis, low), x.index_select(self.axis, high), weight
+
+    def _spread(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.view(self.form).repeat(self.repeats)
 
     def _nearest(self, x: torch.Tensor) -> torch.Tensor:
         if self.fixed:

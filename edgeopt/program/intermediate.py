@@ -62,7 +62,7 @@ def exposed(program: ExportedGraph, nodes: Iterable[Node]) -> ExportedGraph:
         copy.meta = {"val": node.meta["val"]}
         added.append(copy)
     output.args = ((*output.args[0], *added),)
-    _tell_outputs(module)
+    tell_outputs(module)
     module.graph.lint()
     module.recompile()
     specs = tuple(_spec(node, program.signature, number) for number, node in enumerate(chosen))
@@ -78,7 +78,7 @@ def exposed(program: ExportedGraph, nodes: Iterable[Node]) -> ExportedGraph:
     return dataclasses.replace(changed, reference=calls)
 
 
-def _tell_outputs(module: GraphModule) -> None:
+def tell_outputs(module: GraphModule) -> None:
     """The number of outputs, where the graph's own code puts them into the structure that torch.export noted."""
     codegen = module.graph._codegen
     if isinstance(codegen, torch.fx.graph._PyTreeCodeGen):

@@ -24,6 +24,8 @@ class Signature:
     the program knows (`dim_0` ...). `output_structure` is the user's structure around the outputs as JSON data
     (see runtime/structure). `values` gives the range (lowest, highest) that synthetic inputs are drawn from.
     `input_structure` is the structure of forward's arguments around the inputs, None where each is one of its own.
+    `decisions`: outputs that choose classes, which are compared by how many agree, each with the axis along which
+    their order does not count, or None.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -32,6 +34,7 @@ class Signature:
     output_structure: Any
     values: dict[str, tuple[float, float]]
     input_structure: Any = None
+    decisions: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def input_names(self) -> tuple[str, ...]:

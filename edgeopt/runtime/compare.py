@@ -54,6 +54,20 @@ def top1_agreement(reference: np.ndarray, value: np.ndarray) -> float:
     return float((np.argmax(reference, axis=1) == np.argmax(value, axis=1)).mean())
 
 
+def agreement(references: Sequence[np.ndarray], values: Sequence[np.ndarray], axis: int | None = None) -> float:
+    """The share of choices that are equal, over all calls; along `axis` (as of a top-k) in whatever order."""
+    equal = count = 0
+    for reference, value in zip(references, values, strict=True):
+        _same_shape(reference, value)
+        if axis is not None:
+            wanted, found = np.moveaxis(reference, axis, -1), np.moveaxis(value, axis, -1)
+            equal += int((wanted[..., :, None] == found[..., None, :]).any(-1).sum())
+        else:
+            equal += int((reference == value).sum())
+        count += reference.size
+    return equal / count if count else 1.0
+
+
 def output_error(references: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Error:
     """The Error of one output over the calls: energies are summed over all of them, the maximum is of all."""
     signal = noise = largest = error = 0.0

@@ -106,15 +106,24 @@ class Feed(Value):
     outputs: dict[str, TensorRef] = {}
 
 
+class Agreement(Value):
+    """The least share of the choices of an output that are the reference's; along `axis` their order does not count."""
+
+    least: float = Field(ge=0, le=1)
+    axis: int | None = None
+
+
 class Tolerance(Value):
-    """What a candidate's outputs may differ by from the reference: both must hold where both are given.
+    """What a candidate's outputs may differ by from the reference: all must hold that are given.
 
     `sqnr_db`: least ratio of signal to error, 10 log10(sum r^2 / sum (r - x)^2). `max_abs`: largest
-    |r - x| / max(1, max |r|). Integer and bool outputs of float candidates are compared exactly.
+    |r - x| / max(1, max |r|). Integer and bool outputs of float candidates are compared exactly, but for those that
+    choose classes: `agreement`, by the output's name.
     """
 
     sqnr_db: float | None = None
     max_abs: float | None = None
+    agreement: dict[str, Agreement] = {}
 
 
 class Candidate(Value):
@@ -257,6 +266,9 @@ def encode(manifest: Manifest) -> bytes:
     data = manifest.model_dump(mode="json")
     if manifest.input_structure is None:  # as manifests were before they had the key, whose digests stay
         del data["input_structure"]
+    for candidate in data["candidates"]:
+        if not candidate["tolerance"]["agreement"]:
+            del candidate["tolerance"]["agreement"]
     for recipe in data["engine_recipes"]:
         if not recipe["plugins"]:
             del recipe["plugins"]

@@ -7,7 +7,7 @@ import torch
 
 from edgeopt.errors import DataError
 from edgeopt.ports import user_code
-from edgeopt.program import Signature, graph
+from edgeopt.program import Signature, graph, heads
 from edgeopt.program.predict import checked
 from edgeopt.quant.training.loop import Score
 from edgeopt.runtime import evaluation
@@ -25,7 +25,8 @@ def scorer(project: Project, signature: Signature) -> Score:
         def predict(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             named = checked(inputs, signature)
             with torch.no_grad():
-                return graph.to_arrays(signature, module(*(t.to(device) for t in graph.to_tensors(signature, named))))
+                found = module(*(t.to(device) for t in graph.to_tensors(signature, named)))
+            return heads.answers(graph.to_arrays(signature, found), project.outputs)
 
         return evaluation.record(evaluate, predict, most_bytes=0, base=project.folder).metrics
 
