@@ -60,6 +60,8 @@ class Lines:
             rows.append(made)
         self._print(graph_text.candidates(rows))
         self._say("* runs first")
+        for path in found.usage:
+            self._say(f"from C++: {path}")
         for description in {row["file"]: row["description"] for row in found.files.values()}.values():
             self._say("")
             self._print(graph_text.described(description, top=min(self._top, 5)))

@@ -53,6 +53,7 @@ class Inspected:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     program: Any = None  # of `shown`, where it was made here
     path: Path | None = None  # of `shown`, where it is a file
+    usage: tuple[str, ...] = ()  # an artifact's files for pipelines in C++
 
 
 def target_of(target: str | None, project: str | None, asked: Asked) -> str:

@@ -35,7 +35,10 @@ def inspect_artifact(artifact: Artifact, asked: Asked) -> Inspected:
         for c in manifest.candidates
     }  # fmt: skip
     file = manifest.candidate(first).file
-    return Inspected(manifest.name, manifest.profile, shown=described[file], files=files, path=artifact.path(file))
+    usage = tuple(str(artifact.path(name)) for name in sorted(manifest.files) if name.startswith("usage/"))
+    return Inspected(
+        manifest.name, manifest.profile, shown=described[file], files=files, path=artifact.path(file), usage=usage
+    )
 
 
 def inspect_file(path: Path, asked: Asked) -> Inspected:

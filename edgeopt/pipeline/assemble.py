@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeopt import digest
-from edgeopt.pipeline import op_files
+from edgeopt.pipeline import op_files, usage
 from edgeopt.pipeline.baseline import CASES_FILE, Baseline
 from edgeopt.pipeline.gates import GateRow
 from edgeopt.pipeline.job import Job
@@ -47,6 +47,11 @@ def manifest(
     arch = job.profile.target.arch
     libraries, held = op_files.put_for_target(program.custom_ops, arch, folder, candidates, recipes)
     used |= held
+    shipped = usage.Shipped(
+        job.project, job.profile.name, job.profile.target.tensorrt, program.signature, candidates, recipes,
+        tuple(lib.artifact_path for lib in program.custom_ops.for_onnxruntime(arch) if lib.artifact_path in libraries),
+    )  # fmt: skip
+    used |= usage.write(shipped, folder)
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if not any(belongs_to(name, file) for file in used):

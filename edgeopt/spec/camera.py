@@ -51,7 +51,7 @@ EachChannel = Annotated[tuple[Number, ...], pydantic.BeforeValidator(_each_chann
 class Camera(Value):
     """Frames that the artifact takes, and how they become the model's input: (scale * frame - mean) / std."""
 
-    dtype: Literal["uint8"] = Field("uint8", description="element type of a frame")
+    dtype: Literal["uint8", "float32"] = Field("uint8", description="element type of a frame, of values 0 to 255")
     layout: Literal["HWC", "CHW"] = Field("HWC", description="the frame's axes behind the batch")
     color: Literal["RGB", "BGR"] | None = Field(None, description="order of the frame's channels")
     model_color: Literal["RGB", "BGR"] = Field("RGB", description="order that the model was trained with")
