@@ -107,9 +107,7 @@ def require(
             raise LoweringError(f"the file {OTHER_VALUES} {words}: {reason}", where=file)
 
 
-def _difference(
-    name: str, reference: np.ndarray, value: np.ndarray, within: Tolerance, *, exact: bool
-) -> str | None:
+def _difference(name: str, reference: np.ndarray, value: np.ndarray, within: Tolerance, *, exact: bool) -> str | None:
     if (reference.shape, reference.dtype) != (value.shape, value.dtype):
         there, wanted = (f"{a.dtype}{list(a.shape)}" for a in (value, reference))
         return f"output '{name}' is {there} instead of {wanted}"

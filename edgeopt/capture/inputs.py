@@ -33,7 +33,9 @@ def value_ranges(project: Project) -> dict[str, tuple[float, float]]:
 def cameras(project: Project) -> dict[str, Lens]:
     """Input name -> how its frames become what forward takes."""
     return {
-        name: Lens(given.camera, tuple(given.shape)) for name, given in project.inputs.items() if given.camera is not None
+        name: Lens(given.camera, tuple(given.shape))
+        for name, given in project.inputs.items()
+        if given.camera is not None
     }
 
 

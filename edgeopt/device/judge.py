@@ -73,7 +73,9 @@ def _closeness(result: CandidateResult, tolerance: Tolerance) -> Iterable[Check]
         yield _at_most("reference max_abs", result.max_abs_error, tolerance.max_abs, "error against the reference", "")
     if tolerance.agreement:
         least = max(one.least for one in tolerance.agreement.values())
-        yield _at_least("reference agreement", result.top1_agreement, least, "agreement with the reference's classes", "")
+        yield _at_least(
+            "reference agreement", result.top1_agreement, least, "agreement with the reference's classes", ""
+        )
 
 
 def interval_in_words(result: CandidateResult, metric: str) -> str:

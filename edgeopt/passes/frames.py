@@ -1,9 +1,9 @@
 """What stands between a camera's frame and the first layer, put where it costs least.
 
-Turned channels (BGR for RGB) before convolutions: conv_w(flip(x)) = conv_flip(w)(x), padding included, since zeros turned
-are zeros. The normalisation behind is `conv_affine`'s. TensorRT takes bytes as a network's input from 8.5 on, and does
-nothing with them but cast them (TensorRT Developer Guide, "Layers and types": kUINT8 is for inputs and outputs), so
-for it the cast comes first; elsewhere the frame is moved as bytes, a quarter of the memory.
+Turned channels (BGR for RGB) before convolutions: conv_w(flip(x)) = conv_flip(w)(x), padding included, since zeros
+turned are zeros. The normalisation behind is `conv_affine`'s. TensorRT takes bytes as a network's input from 8.5 on
+and does nothing with them but cast them (Developer Guide, kUINT8: for inputs and outputs), so for it the cast comes first;
+elsewhere the frame is moved as bytes, a quarter of the memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgeopt.passes.changed import Changed, Context
 from edgeopt.passes.fakes import call
 from edgeopt.passes.readers import pads_in_space
 from edgeopt.passes.rewrite import Rule
-from edgeopt.program.stored import tensor_of
+from edgeopt.program.stored import add_tensor, tensor_of
 
 _aten = torch.ops.aten
 _MOVES = {
@@ -27,7 +27,10 @@ _CONVOLUTIONS = layers.CONV | layers.TRANSPOSED
 
 
 def channel_order(context: Context) -> Changed:
-    """Turned channels into the order of the weights that read them."""
+    """Turned channels into the order of the weights that read them; else they are turned as bytes, before the cast.
+
+    Behind it then stands the normalisation, which a layer may still take in.
+    """
     count, declined = 0, []
     for node in list(context.module.graph.nodes):
         if node.target is not _aten.flip.default or not _turns_channels(node):
@@ -35,6 +38,7 @@ def channel_order(context: Context) -> Changed:
         found = _convolutions(context, node)
         if isinstance(found, str):
             declined.append(f"{node.name}: {found}")
+            count += _moved_up(context, node)
             continue
         for conv in found:
             weight, bias = layers.weights_of(context.module, conv)
@@ -73,6 +77,37 @@ def _convolutions(context: Context, node: Node) -> list[Node] | str:
             return reason
         found.append(user)
     return found or "nothing reads it"
+
+
+def _moved_up(context: Context, node: Node) -> bool:
+    """The channels turned before what multiplies and shifts them, and before the cast; False where neither is there."""
+    chain, at = [], node.args[0]
+    while at.target in (_aten.sub.Tensor, _aten.mul.Tensor) and len(at.users) == 1 and _is_each_channel(context, at):
+        chain.append(at)
+        at = at.args[0]
+    if is_cast(at) and len(at.users) == 1:
+        chain.append(at)
+    if not chain or context.writes(node, *chain):
+        return False
+    turned = call(chain[-1], node.target, (chain[-1].args[0], [1]), like=node)
+    for step in chain:
+        constant = tensor_of(context.module, step.args[1]) if len(step.args) > 1 else None
+        rest = step.args[1:]
+        if constant is not None and constant.numel() > 1:
+            name = f"{step.args[1].target}_turned"
+            rest = (add_tensor(context.module, name, constant.flip(-3), step), *rest[1:])
+        step.args = (turned if step is chain[-1] else step.args[0], *rest)
+    node.replace_all_uses_with(node.args[0])
+    context.module.graph.erase_node(node)
+    return True
+
+
+def _is_each_channel(context: Context, step: Node) -> bool:
+    """Whether the step's other operand is a stored number for each channel, or for all."""
+    constant = tensor_of(context.module, step.args[1])
+    if constant is None or len(step.args) > 2 or step.kwargs or step.args[1] in context.mutated:
+        return False
+    return constant.numel() == 1 or constant.dim() >= 3 and constant.shape[-3] == constant.numel()
 
 
 def cast_first(context: Context) -> Changed:

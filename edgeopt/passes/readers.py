@@ -1,7 +1,8 @@
 """Which layers read a tensor, where nothing but re-arrangement of its values within a channel stands between.
 
-A pad by reflection, replication or wrapping copies values of the same channel, one by zeros lets scales pass, and a flatten of all but the batch
-puts each channel's values side by side: what multiplies and shifts channels may move past them.
+A pad by reflection, replication or wrapping copies values of the same channel, one by zeros lets scales pass, and a
+flatten of all but the batch puts each channel's values side by side: what multiplies and shifts channels may move past
+them.
 """
 
 from __future__ import annotations

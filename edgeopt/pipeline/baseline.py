@@ -51,7 +51,9 @@ def baseline(program: Program, job: Job, cache: StageCache, key: str) -> Baselin
     if record is None:
         return Baseline({}, ())
     heads = {"heads": {n: head.model_dump(mode="json") for n, head in job.project.outputs.items()}}
-    place = digest.of_value({"capture": key, "evaluate": job.project.evaluate, "cases_mb": job.limits.cases_mb, **heads})
+    place = digest.of_value(
+        {"capture": key, "evaluate": job.project.evaluate, "cases_mb": job.limits.cases_mb, **heads}
+    )
     folder = cache.find("baseline", place)
     if folder is None:
         folder = cache.store("baseline", place, lambda part: record(program, job, part))

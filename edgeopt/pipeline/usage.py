@@ -99,13 +99,17 @@ def _list(values: tuple[float, ...]) -> str:
 
 def _trtexec(shipped: Shipped) -> str:
     lines = [
-        "#!/bin/sh", f"# {shipped.project.name} for {shipped.profile}: engines by trtexec of TensorRT {shipped.tensorrt}.",
+        "#!/bin/sh",
+        f"# {shipped.project.name} for {shipped.profile}: engines by trtexec of TensorRT {shipped.tensorrt}.",
         "# Run on the device: an engine fits the GPU and the TensorRT that it was built with.",
         'cd "$(dirname "$0")/.." || exit 1',
     ]  # fmt: skip
     files = {c.name: c.file for c in shipped.candidates}
     for recipe in shipped.recipes:
-        lines += ["", shlex.join(_build(recipe, files[recipe.candidate], shipped.tensorrt or "")).replace(" --", " \\\n  --")]
+        lines += [
+            "",
+            shlex.join(_build(recipe, files[recipe.candidate], shipped.tensorrt or "")).replace(" --", " \\\n  --"),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -167,9 +171,12 @@ def _nvinfer(shipped: Shipped, candidate: Candidate, spec: TensorSpec) -> str:
     if candidate.precision == "int8":
         notes.append(
             "The file holds its integer scales (Q/DQ). nvinfer, asked to build in int8, wants a calibration file, which "
-            f"such a file does not need: build by trtexec.sh first, and move {candidate.name}.engine to the name below."
+            f"it does not need: build by trtexec.sh first, and move {candidate.name}.engine to the name below."
         )
-    head = [f"{shipped.project.name} for {shipped.profile}: DeepStream's nvinfer. Paths are relative to this file.", *notes]
+    head = [
+        f"{shipped.project.name} for {shipped.profile}: DeepStream's nvinfer. Paths are relative to this file.",
+        *notes,
+    ]
     body = [f"{key}={value}" for key, value in rows]
     return "\n".join([*(f"# {note}" for note in head), "[property]", *body]) + "\n"
 
@@ -191,11 +198,12 @@ def _nvinfer_notes(camera: Camera | None, spec: TensorSpec) -> list[str]:
     if camera.dtype == "uint8":
         return [
             inside,
-            f"'{spec.name}' takes {given}, and nvinfer itself makes planar float32 of frames: attach frames as they are by "
-            "nvdspreprocess (tensor-data-type UINT8), which input-tensor-from-meta below asks for,",
+            f"'{spec.name}' takes {given}, and nvinfer itself makes planar float32 of frames: attach frames as they "
+            "are by nvdspreprocess (tensor-data-type UINT8), which input-tensor-from-meta below asks for,",
             f"or build with {folded} in the project for nvinfer alone.",
         ]
-    return [inside, f"'{spec.name}' takes {given}, and nvinfer makes planar frames: build with layout: CHW for nvinfer alone."]
+    other = f"'{spec.name}' takes {given}, and nvinfer makes planar frames: build with layout: CHW for it alone."
+    return [inside, other]
 
 
 # the page
@@ -216,7 +224,9 @@ def _readme(shipped: Shipped, files: tuple[str, ...]) -> str:
     lines += ["", "| output | type | shape | holds |", "|---|---|---|---|"]
     heads = _head_words(shipped)
     for spec in shipped.signature.outputs:
-        lines.append(f"| `{spec.name}` | {spec.dtype} | {_shape(spec, shipped.signature)} | {heads.get(spec.name, '')} |")
+        lines.append(
+            f"| `{spec.name}` | {spec.dtype} | {_shape(spec, shipped.signature)} | {heads.get(spec.name, '')} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A C++ program that calls an artifact's ONNX file by onnxruntime's C++ API: names, shapes, types and options filled in.
+"""A C++ program that calls an artifact's ONNX file by onnxruntime's C++ API, names, shapes, types and options inside.
 
 The calls are those of onnxruntime_cxx_api.h (https://onnxruntime.ai/docs/api/c/namespace_ort.html), which are the same
 from 1.8 on; custom operator libraries need 1.14.
@@ -30,14 +30,16 @@ def program(
     lines = [
         f"// {_comment(title)}: one call of {candidate.file} by onnxruntime's C++ API.",
         "// g++ -std=c++17 onnxruntime.cpp -IONNXRUNTIME/include -LONNXRUNTIME/lib -lonnxruntime",
-        "// Run as: ./a.out ARTIFACT", "#include <onnxruntime_cxx_api.h>", "", "#include <cstddef>", "#include <cstdint>",
-        "#include <cstdio>", "#include <string>", "#include <utility>", "#include <vector>", "",
+        "// Run as: ./a.out ARTIFACT", "#include <onnxruntime_cxx_api.h>", "",
+        "#include <cstddef>", "#include <cstdint>", "#include <cstdio>", "#include <string>", "#include <vector>", "",
         "static size_t elements(const std::vector<int64_t>& shape) {", "  size_t count = 1;",
         "  for (int64_t size : shape) count *= static_cast<size_t>(size);", "  return count;", "}", "",
         "template <typename T>",
-        "static Ort::Value tensor(std::vector<T>& data, const std::vector<int64_t>& shape, ONNXTensorElementDataType type) {",
+        "static Ort::Value tensor(std::vector<T>& data, const std::vector<int64_t>& shape,",
+        "                         ONNXTensorElementDataType type) {",
         "  auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);",
-        "  return Ort::Value::CreateTensor(memory, data.data(), data.size() * sizeof(T), shape.data(), shape.size(), type);",
+        "  return Ort::Value::CreateTensor(memory, data.data(), data.size() * sizeof(T), shape.data(), shape.size(),",
+        "                                  type);",
         "}", "", "int main(int argc, char** argv) {", '  const std::string folder = argc > 1 ? argv[1] : "..";',
         f"  Ort::Env env(ORT_LOGGING_LEVEL_WARNING, {_literal(title)});", "  Ort::SessionOptions options;",
         *_options(candidate, libraries),

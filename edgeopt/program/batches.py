@@ -74,7 +74,9 @@ def _tensor(value: Any, where: str) -> torch.Tensor:
 def _check_tensor(spec, tensor: torch.Tensor, signature: Signature, axes: dict[str, int], where: str) -> None:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype != spec.dtype:
-        raise DataError(f"the dtype is {dtype} where {spec.dtype} is declared", where=where, todo="convert it")
+        frames = "; an input with 'camera' is given as frames, which the artifact prepares itself"
+        todo = "convert it" + (frames if spec.dtype == "uint8" else "")
+        raise DataError(f"the dtype is {dtype} where {spec.dtype} is declared", where=where, todo=todo)
     if tensor.ndim != len(spec.shape):
         raise DataError(
             f"the shape {tuple(tensor.shape)} has {tensor.ndim} dimensions where {tuple(spec.shape)} has "

@@ -11,8 +11,8 @@ Of frames x, with the axes put as [N, C, H, W]:
 4. y = (scale x - mean) / std.
 
 `reference` computes it in float64 and rounds once to float32. The module computes (x - mean / scale) (scale / std) in
-float32, places and weights in integers, so that it is off by a few roundings of float32. Movements come before the cast,
-on bytes; channels are turned last, where a convolution's weights can take that in.
+float32, places and weights in integers, so that it is off by a few roundings of float32. Movements come before the
+cast, on bytes; channels are turned last, where a convolution's weights can take that in.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _nearest(size: int, out: int) -> np.ndarray:
 
 
 class Frames(nn.Module):
-    """A batch of frames -> the model's input of `shape`, float32; in the forms that torch exports, traces and scripts."""
+    """A batch of frames -> the model's input of `shape`, float32; torch exports, traces and scripts it."""
 
     def __init__(self, camera: Camera, shape: tuple[int | str, ...]):
         super().__init__()

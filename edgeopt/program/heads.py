@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from edgeopt.errors import ProjectError
 from edgeopt.program import graph
 from edgeopt.program.intermediate import tell_outputs
+from edgeopt.program.new_nodes import call
 from edgeopt.program.program import Call, ExportedGraph, Signature
 from edgeopt.spec.camera import Output
 from edgeopt.spec.manifest import TensorSpec
@@ -149,25 +150,14 @@ def on_graph(program: ExportedGraph, heads: Heads) -> GraphModule:
 
 
 def _nodes(module: GraphModule, node: Node, head: Output) -> list[Node]:
-    def made(target: Callable[..., Any], *args: Any) -> Node:
-        with module.graph.inserting_before(module.graph.output_node()):
-            new = module.graph.call_function(target, args)
-        fakes = torch.fx.map_arg(args, lambda n: n.meta["val"])
-        mode = getattr(node.meta["val"], "fake_mode", None)
-        if mode is None:
-            new.meta["val"] = target(*fakes)
-        else:
-            with mode:
-                new.meta["val"] = target(*fakes)
-        return new
-
+    output = module.graph.output_node()
     if head.head == "softmax":
-        return [made(_aten.softmax.int, node, head.axis)]
+        return [call(output, _aten.softmax.int, node, head.axis)]
     if head.head == "argmax":
-        return [made(_aten.to.dtype, made(_aten.argmax.default, node, head.axis), torch.int32)]
-    pair = made(_aten.topk.default, node, head.k, head.axis)
-    indices = made(operator.getitem, pair, 1)
-    return [made(operator.getitem, pair, 0), made(_aten.to.dtype, indices, torch.int32)]
+        return [call(output, _aten.to.dtype, call(output, _aten.argmax.default, node, head.axis), torch.int32)]
+    pair = call(output, _aten.topk.default, node, head.k, head.axis)
+    indices = call(output, operator.getitem, pair, 1)
+    return [call(output, operator.getitem, pair, 0), call(output, _aten.to.dtype, indices, torch.int32)]
 
 
 def source(program_outputs: tuple[str, ...], heads: Heads) -> list[str]:

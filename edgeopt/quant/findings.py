@@ -46,9 +46,9 @@ def fit_biases(module: GraphModule) -> None:
     """
     for node, observer in observed(module):
         if isinstance(observer, pt2e.DerivedObserverOrFakeQuantize):
-            source, weight = observer.obs_or_fqs
+            *sources, weight = observer.obs_or_fqs
             bias = stored.tensor(module, node).abs()
-            source_scale, _ = source.calculate_qparams()
+            source_scale = sources[0].calculate_qparams()[0] if sources else 1.0  # bytes are integers of scale 1
             least = bias / (source_scale * 2.0**30)
             ranges = _ranges(weight)
             steps = (ranges.quant_max - ranges.quant_min) / 2

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from edgeopt.program import ExportedGraph, graph
-from edgeopt.quant import annotations, batch_norms, even_weights, pt2e, rewrites, scheme
+from edgeopt.quant import annotations, batch_norms, even_weights, frames, pt2e, rewrites, scheme
 from edgeopt.quant.quantizer import PlacementQuantizer
 from edgeopt.quant.report import QuantReport, report_of
 from edgeopt.spec.profile import ResolvedQuantization
@@ -49,6 +49,8 @@ def prepare(
     batch_norms.hide(module)
     if quantization.placement.startswith("onnxruntime"):
         rewrites.global_pooling(module)
+        if quantization.activations == "uint8-asymmetric":
+            frames.as_integers(module)
         rewrites.separate_biases(module, copied=not qat)
     quantizer = PlacementQuantizer(quantization.placement, scheme.scheme_for(quantization, qat=qat))
     with torch.random.fork_rng(devices=()):  # torchao traces its patterns with random inputs

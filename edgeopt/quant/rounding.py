@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from edgeopt.program import stored
 from edgeopt.program.nodes import module_path
+from edgeopt.program.qdq import is_dequantize
 from edgeopt.progress import SILENT, Progress
 from edgeopt.quant import channels, findings, moments, rules
 from edgeopt.quant.pairs import Walk, own_bias
@@ -268,9 +269,9 @@ def _least_scale(walk: Walk, node: Node, observer: torch.nn.Module) -> torch.Ten
     """Below it the int32 bias at input scale times weight scale would not fit."""
     bias = own_bias(node)
     source = node.args[0]
-    if bias is None or source.op != "call_module":
+    if bias is None or source.op != "call_module" and not is_dequantize(source):
         return 0.0
-    scale, _ = walk.module.get_submodule(source.target).calculate_qparams()
+    scale = source.args[1] if is_dequantize(source) else walk.module.get_submodule(source.target).calculate_qparams()[0]
     least = stored.tensor(walk.module, bias).abs() / (scale * 2.0**29)
     return least.reshape(channels.groups_of(node), -1)
 

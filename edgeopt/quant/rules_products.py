@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from edgeopt.program.qdq import is_dequantize
 from edgeopt.quant.annotations import (
     CONVOLUTIONS,
     TRANSPOSED,
@@ -32,10 +33,12 @@ def _weighted(node: Node, scheme: Scheme, *, integer_bias: bool) -> str | None:
         return "its input is not float32"
     if not is_weight(weight):
         return "its weight is computed in the graph"
-    edge = (source, node)
+    edge: tuple[Node, Node] | None = (source, node)
     inputs = {weight: scheme.weight(_channel_axis(node))}
     if source.meta.get(_ABSORBED):
         edge = (source.args[0], source)
+    elif is_dequantize(source):
+        edge = None  # a camera's bytes, which are integers of scale 1 as they come
     else:
         inputs[source] = scheme.activation
     if integer_bias and is_weight(bias):

@@ -29,11 +29,14 @@ class Scheme:
     table: pt2e.QuantizationSpec
     integer_bias: bool
 
-    def bias(self, source: tuple[Node, Node], weight: tuple[Node, Node]) -> pt2e.DerivedQuantizationSpec:
-        """The specification of a bias, from the edges that carry its layer's integer input and weight."""
+    def bias(self, source: tuple[Node, Node] | None, weight: tuple[Node, Node]) -> pt2e.DerivedQuantizationSpec:
+        """The specification of a bias, from the edges that carry its layer's integer input and weight.
+
+        No `source` is one of scale 1.
+        """
         per_channel = self.weight(0).qscheme == torch.per_channel_symmetric
         return pt2e.DerivedQuantizationSpec(
-            derived_from=[source, weight],
+            derived_from=[weight] if source is None else [source, weight],
             derive_qparams_fn=bias_qparams,
             dtype=torch.int32,
             quant_min=INT32_MIN,
@@ -68,7 +71,7 @@ def scheme_for(quantization: ResolvedQuantization, *, qat: bool) -> Scheme:
 
 
 def bias_qparams(sources: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero point of a bias: the product of the scales of its layer's input and weight, and 0."""
-    (input_scale, _), (weight_scale, _) = (source.calculate_qparams() for source in sources)
-    scale = (input_scale * weight_scale).to(torch.float32)
+    """Scale and zero point of a bias: the product of the scales of its layer's input (else 1) and weight, and 0."""
+    *inputs, weight_scale = (source.calculate_qparams()[0] for source in sources)
+    scale = ((inputs[0] if inputs else 1.0) * weight_scale).to(torch.float32)
     return scale, torch.zeros(scale.shape, dtype=torch.int64)
