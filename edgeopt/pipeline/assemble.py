@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from edgeopt import digest
-from edgeopt.pipeline import op_files
+from edgeopt.pipeline import op_files, sizes_served
 from edgeopt.pipeline.baseline import CASES_FILE, Baseline
 from edgeopt.pipeline.gates import GateRow
 from edgeopt.pipeline.job import Job
@@ -60,6 +60,7 @@ def manifest(
         inputs=signature.inputs,
         outputs=signature.outputs,
         axes=signature.axes,
+        adaptive=sizes_served.adaptive(program, job.project),
         input_structure=signature.input_structure,
         output_structure=signature.output_structure,
         files=_hashed(folder),
