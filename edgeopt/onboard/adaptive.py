@@ -32,7 +32,7 @@ words, why it is served by the dynamic graph), the newest last.
 """
 
 
-class AdaptiveModel(object):
+class AdaptiveModel:
     """Called as the model is; gives what the model gives. Threads may call it at once.
 
     `dynamic(*args, **kwargs)`: the graph for every size. `build(*args, **kwargs)`: is given a call's arguments and
@@ -279,7 +279,7 @@ class AdaptiveModel(object):
             slot.close()
 
 
-class _Slot(object):
+class _Slot:
     """An entry: `users` call it right now; once `gone` from the cache it is closed by the last of them."""
 
     def __init__(self, call, size, pinned, concurrent):

@@ -6,7 +6,7 @@ Only for axes on which the model was found, or is said, to give the same answer 
 MOST_WORK = 1.5  # a padded call has at most so many times the elements of the call itself
 
 
-class Padding(object):
+class Padding:
     """Called with arrays in the order of `inputs`; gives (larger arrays, {}, undo) or None, as AdaptiveModel takes it.
 
     `inputs`, `outputs`: the manifest's; `axes`: {axis: {min, max}}; `multiples`: {axis that may be padded: multiple};

@@ -33,7 +33,7 @@ def serve(program, manifest):
     return model
 
 
-class _Entry(object):
+class _Entry:
     """A program of one size as AdaptiveModel calls it."""
 
     def __init__(self, program):
