@@ -99,8 +99,8 @@ def _module(candidate: Candidate) -> str:
 def _runtimes(connection: Connection, python: str) -> dict[str, str | None]:
     """{runtime: version there}, by the runner's own code sent as stdin; {} where there is no such Python."""
     source = inspect.getsource(environment) + "\nimport json\nprint(json.dumps(describe()['runtimes']))\n"
-    done = connection.run([python, "-"], stdin=source.encode(), timeout_s=60, check=False)
     try:
+        done = connection.run([python, "-"], stdin=source.encode(), timeout_s=60, check=False)
         return json.loads(done.text.splitlines()[-1]) if done.status == 0 else {}
-    except (ValueError, IndexError):
+    except (DeviceError, ValueError, IndexError):  # no such interpreter; one that prints something else
         return {}

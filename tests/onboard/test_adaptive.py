@@ -317,7 +317,7 @@ def test_structures_are_kept_and_count_for_the_key():
 F32, F64 = np.zeros((2, 3), np.float32), np.zeros((2, 3))
 DIFFERENT = {
     "shape": ((F32,), (F32[:1],)), "dtype": ((F32,), (F64,)), "name": ({"a": F32}, {"b": F32}),
-    "structure": (([F32],), ((F32,),)), "constant": ((F32, 1.0), (F32, 2.0)), "type of a constant": ((F32, 1), (F32, True)),
+    "structure": (([F32],), ((F32,),)), "constant": ((F32, 1.0), (F32, 2.0)), "its type": ((F32, 1), (F32, True)),
     "number": ((F32,), (F32, F32)), "nested key": (({"a": F32},), ({"b": F32},)),
 }  # fmt: skip
 
