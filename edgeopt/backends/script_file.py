@@ -13,16 +13,19 @@ from edgeopt.errors import LoweringError
 _MANGLED = re.compile(rb"___torch_mangle_(\d+)")
 _NOT_ASCII = re.compile(r"\w*[^\W\x00-\x7f]\w*")
 _WRITTEN_BY_THE_WRITER = (".data/serialization_id",)
+TORCH_RECORD = "extra/torch_version"  # an extra file, which loading ignores: compared with the device's before a push
 
 
 def normalised(data: bytes) -> bytes:
-    """A TorchScript file without debug records, which are stack traces with paths of this machine.
+    """A TorchScript file without debug records, which are stack traces with paths of this machine, and with the
+    version of the torch that wrote it.
 
     Names of classes that the process's history numbers are numbered from 0, and local names outside ASCII replaced.
     Raises LoweringError for an attribute or a class whose name is not ASCII.
     """
     reader = torch._C.PyTorchFileReader(io.BytesIO(data))
-    names = [n for n in reader.get_all_records() if not n.endswith(".debug_pkl") and n not in _WRITTEN_BY_THE_WRITER]
+    own = (*_WRITTEN_BY_THE_WRITER, TORCH_RECORD)
+    names = [n for n in reader.get_all_records() if not n.endswith(".debug_pkl") and n not in own]
     records = _in_ascii({name: reader.get_record(name) for name in names})
     numbers = _numbers(records)
     written = io.BytesIO()
@@ -31,6 +34,8 @@ def normalised(data: bytes) -> bytes:
         if name.startswith("code/") or name.endswith(".pkl"):
             name, record = _renumber(name.encode(), numbers).decode(), _renumber(record, numbers)
         writer.write_record(name, record, len(record))
+    version = torch.__version__.split("+")[0].encode()
+    writer.write_record(TORCH_RECORD, version, len(version))
     writer.write_end_of_file()
     return written.getvalue()
 

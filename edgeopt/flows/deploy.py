@@ -46,7 +46,7 @@ def deploy(
     """
     with locked(connection, root or artifact.manifest.root, artifact.manifest.name) as place:
         try:
-            pushed = push_to(place, artifact, keep=keep, progress=progress)
+            pushed = push_to(place, artifact, keep=keep, progress=progress, python=(how or How()).python)
             validated = validate_at(place, artifact, how, progress=progress)
             validated.check()
             if validated.selection is None:

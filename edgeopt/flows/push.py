@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgeopt.errors import SpaceError, TransferError
+from edgeopt.flows import torch_versions
 from edgeopt.flows.place import Place, State, locked
 from edgeopt.ports.blobs import BlobStore, Survey
 from edgeopt.ports.connection import Connection
@@ -51,20 +52,24 @@ def push(
 
     `root` is where releases lie there, else the manifest's, else ~/.edgeopt. The last `keep` releases stay, and
     `current` and `previous` besides them. Raises SpaceError before anything moves where the disk is too small,
-    TransferError where the link breaks (repeating resumes), LockedError where another push is at work.
+    TransferError where the link breaks (repeating resumes), LockedError where another push is at work, DeviceError
+    where the device's torch is older than the files and the artifact has nothing else that the device runs.
     """
     with locked(connection, root or artifact.manifest.root, artifact.manifest.name) as place:
         return push_to(place, artifact, keep=keep, progress=progress)
 
 
-def push_to(place: Place, artifact: Artifact, *, keep: int = KEEP, progress: Progress = SILENT) -> Pushed:
-    """As `push`, where the caller holds the lock of `place`."""
+def push_to(
+    place: Place, artifact: Artifact, *, keep: int = KEEP, progress: Progress = SILENT, python: str = "python3"
+) -> Pushed:
+    """As `push`, where the caller holds the lock of `place`; `python` is the interpreter there that has torch."""
     started = time.monotonic()
     digest = artifact.digest
     state = place.state()
     moved = blobs_moved = 0
     blobs = blobs_of(artifact)
     if digest not in state.releases:
+        torch_versions.check(artifact, place.connection, python)
         moved, blobs_moved = _transfer(place, artifact, blobs, progress)
     pruned = _prune(place, digest, state, keep)
     return Pushed(

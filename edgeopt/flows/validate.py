@@ -85,7 +85,7 @@ def validate_at(place: Place, artifact: Artifact, how: How | None = None, *, pro
     The place is locked by the caller, so that no other push or validation disturbs the figures.
     """
     if artifact.digest not in place.state().releases:
-        push_to(place, artifact, progress=progress)
+        push_to(place, artifact, progress=progress, python=(how or How()).python)
     release = place.release(artifact.digest)
     done = _validate(artifact, place.connection, release, how or How(), progress)
     if done.selection is not None:

@@ -10,7 +10,8 @@ The folder is packed as `onboard.pyz`. An application on the device puts that fi
 and `python3 onboard.pyz run REQUEST RESPONSE` measures candidates (protocol in `run.py`).
 """
 
+from .adaptive import AdaptiveModel
 from .failures import Failure
 from .predictor import Predictor, load
 
-__all__ = ["Failure", "Predictor", "load"]
+__all__ = ["AdaptiveModel", "Failure", "Predictor", "load"]

@@ -20,8 +20,11 @@ _LEVELS = {
 _KNOWN = ("intra_op_threads", "graph_optimization", "disabled_optimizers", "providers")
 
 
-def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
-    """Open the session. Raises what onnxruntime raises, and Failure for what it can never run."""
+def open_program(folder, candidate, inputs, outputs, op_libraries, threads, fixed=None):
+    """Open the session. Raises what onnxruntime raises, and Failure for what it can never run.
+
+    `fixed`: {name of a dimension in the file: its size}, for a session of one size.
+    """
     import onnxruntime
 
     for spec in list(inputs) + list(outputs):
@@ -36,20 +39,29 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
         path = os.path.join(folder, library)
         if is_ort_library(path):
             options.register_custom_ops_library(path)
+    for name, size in (fixed or {}).items():
+        options.add_free_dimension_override_by_name(name, size)
+    if fixed:  # each session has threads of its own: those of one are not to spin while another works
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     providers, provider_records = _providers(onnxruntime, flags)
     session = onnxruntime.InferenceSession(
         os.path.join(folder, candidate["file"]), options, providers=providers,
         disabled_optimizers=list(flags.get("disabled_optimizers") or ()),
     )  # fmt: skip
     _check_names(session, inputs, outputs)
-    return Program(session, inputs, outputs, records + provider_records)
+    again = (folder, candidate, inputs, outputs, op_libraries, threads)
+    return Program(session, inputs, outputs, records + provider_records, again)
 
 
 class Program:
     """A session that is called with arrays in the order of the manifest's inputs."""
 
-    def __init__(self, session, inputs, outputs, records):
+    concurrent = True  # a session may run in several threads at once
+
+    def __init__(self, session, inputs, outputs, records, again):
         self.records = records
+        self._again, self._specs = again, inputs
+        self.size_bytes = file_bytes(again[0], again[1]["file"])
         self._session = session
         self._inputs = [spec["name"] for spec in inputs]
         self._outputs = [spec["name"] for spec in outputs]
@@ -57,8 +69,27 @@ class Program:
     def call(self, arrays):
         return self._session.run(self._outputs, dict(zip(self._inputs, arrays)))
 
+    def at(self, sizes):
+        """The same candidate for one size of every axis ({axis: size}), as a session of its own."""
+        symbols = {value.name: value.shape for value in self._session.get_inputs()}
+        fixed = {
+            symbol: sizes[axis]
+            for spec in self._specs
+            for axis, symbol in zip(spec["shape"], symbols[spec["name"]])
+            if not isinstance(axis, int) and not isinstance(symbol, int)
+        }
+        return open_program(*self._again, fixed=fixed)
+
     def close(self):
         self._session = None
+
+
+def file_bytes(folder, file):
+    """Bytes of a model file and of the external data beside it, whose names start with the file's."""
+    whole = os.path.join(folder, file)
+    beside = [name for name in os.listdir(os.path.dirname(whole)) if name.startswith(os.path.basename(file) + ".")]
+    paths = [whole] + [os.path.join(os.path.dirname(whole), name) for name in beside]
+    return sum(os.path.getsize(path) for path in paths)
 
 
 def is_ort_library(path):

@@ -5,14 +5,20 @@ import os
 
 from . import adaptors
 from .failures import Failure, of_exception
+from .inputs import check_inputs, numpy_dtype
+from .serving import serve
 from .structure import flat_inputs, restore
 
+__all__ = ["Predictor", "check_inputs", "check_outputs", "load"]
 
-def load(release, candidate=None, threads=None):
+
+def load(release, candidate=None, threads=None, check_finite=False):
     """Open a release (or an artifact's folder) and return a Predictor of one candidate.
 
     `candidate` names it; else `selection.json` does; else it is the first that the runner has an adaptor for.
     The fuser flags of a TorchScript candidate hold for the whole process until the predictor is closed.
+    `check_finite`: refuse inputs that hold NaN or infinity; off, since it reads every element once more.
+    Where the manifest has `adaptive`, its sizes are made ready here.
     Raises ValueError where the folder or the name is wrong, and Failure where the candidate cannot be loaded.
     """
     release = os.path.realpath(os.path.expanduser(str(release)))  # 'current' may be switched while we read
@@ -30,14 +36,23 @@ def load(release, candidate=None, threads=None):
         )
     except Exception as error:
         raise of_exception(error, "load") from error
-    return Predictor(program, chosen["name"], manifest)
+    try:
+        serving = serve(program, manifest)
+    except Exception as error:  # the candidate does not run at a size that its manifest declares
+        program.close()
+        raise of_exception(error, "run") from error
+    return Predictor(program, chosen["name"], manifest, serving, check_finite)
 
 
 class Predictor:
-    """A loaded candidate. One thread at a time may call `predict`; `close` gives the memory back."""
+    """A loaded candidate; `close` gives the memory back.
 
-    def __init__(self, program, candidate, manifest):
+    One thread at a time may call `predict`; where the manifest has `adaptive`, any number may.
+    """
+
+    def __init__(self, program, candidate, manifest, serving=None, check_finite=False):
         self.candidate = candidate
+        self._serving, self._check_finite = serving, check_finite
         self.flags = program.records  # [{"flag", "value", "status", "message"}]
         self._program = program
         self._inputs = manifest["inputs"]
@@ -52,7 +67,7 @@ class Predictor:
 
         A parameter with parts is given as the model's forward takes it ({"pair": (a, b)}) or by its parts
         ({"pair.0": a, "pair.1": b}). Names, dtypes and sizes must be those of the manifest, else ValueError
-        (bfloat16 inputs are given as float32). NaN and infinity are allowed.
+        (bfloat16 inputs are given as float32). NaN and infinity are allowed, unless `check_finite` was given.
         """
         return restore(self._structure, self._call(inputs))
 
@@ -61,16 +76,24 @@ class Predictor:
         return {spec["name"]: array for spec, array in zip(self._outputs, self._call(inputs))}
 
     def _call(self, inputs):
-        if self._program is None:
+        program, serving = self._program, self._serving
+        if program is None:
             raise ValueError("this predictor is closed")
         flat = flat_inputs(self._input_structure, self._names, inputs)
-        arrays = self._program.call(check_inputs(flat, self._inputs, self._axes))
+        given = check_inputs(flat, self._inputs, self._axes, self._check_finite)
+        arrays = program.call(given) if serving is None else serving(*given)
         check_outputs(arrays, self._outputs)
         return arrays
+
+    def statistics(self):
+        """Statistics of the sizes served so far (see adaptive.py); None where the manifest has no `adaptive`."""
+        return None if self._serving is None else self._serving.statistics()
 
     def close(self):
         """Release the model and restore process-wide flags. May be called twice."""
         program, self._program = self._program, None
+        if self._serving is not None:
+            self._serving.close()
         if program is not None:
             program.close()
 
@@ -81,30 +104,10 @@ class Predictor:
         self.close()
 
 
-def check_inputs(inputs, specs, axes):
-    """The arrays in the order of `specs`, contiguous, in native byte order. ValueError says what is wrong."""
-    import numpy
-
-    names = [spec["name"] for spec in specs]
-    unknown = sorted(str(name) for name in inputs if name not in names)
-    missing = [name for name in names if name not in inputs]
-    if unknown or missing:
-        parts = ["missing: " + ", ".join(missing)] if missing else []
-        parts += ["unknown: " + ", ".join(unknown)] if unknown else []
-        raise ValueError("wrong inputs (%s); the model takes: %s" % ("; ".join(parts), ", ".join(names)))
-    sizes, arrays = {}, []
-    for spec in specs:
-        array = numpy.asarray(inputs[spec["name"]])
-        _check_dtype(array, spec)
-        _check_shape(array.shape, spec, axes, sizes)
-        arrays.append(numpy.asarray(array, array.dtype.newbyteorder("="), order="C"))
-    return arrays
-
-
 def check_outputs(arrays, specs):
     """Failure where an output is not what the manifest records: an int64 that comes as int32, another rank or size."""
     for array, spec in zip(arrays, specs):
-        if array.dtype.name != _numpy_dtype(spec):
+        if array.dtype.name != numpy_dtype(spec):
             raise Failure(
                 "run", "output '%s' is %s, the manifest says %s" % (spec["name"], array.dtype.name, spec["dtype"])
             )
@@ -113,34 +116,6 @@ def check_outputs(arrays, specs):
         if len(wanted) != array.ndim or list(array.shape) != sizes:
             said = ", ".join(str(size) for size in wanted)
             raise Failure("run", "output '%s' has shape %s, the manifest says (%s)" % (spec["name"], array.shape, said))
-
-
-def _check_dtype(array, spec):
-    if array.dtype.name != _numpy_dtype(spec):
-        raise ValueError("input '%s' must be %s, given: %s" % (spec["name"], _numpy_dtype(spec), array.dtype.name))
-
-
-def _check_shape(shape, spec, axes, sizes):
-    """Check one shape; `sizes` collects the size of each named axis, which is one for all inputs."""
-    wanted = spec["shape"]
-    said = "input '%s' has shape %s, the model takes (%s)" % (
-        spec["name"], tuple(shape), ", ".join(str(size) for size in wanted),
-    )  # fmt: skip
-    if len(shape) != len(wanted):
-        raise ValueError(said)
-    for position, (size, want) in enumerate(zip(shape, wanted)):
-        if isinstance(want, int):
-            if size != want:
-                raise ValueError("%s: axis %d must be %d" % (said, position, want))
-            continue
-        if want in axes and not axes[want]["min"] <= size <= axes[want]["max"]:
-            raise ValueError("%s with %s from %d to %d" % (said, want, axes[want]["min"], axes[want]["max"]))
-        if sizes.setdefault(want, size) != size:
-            raise ValueError("%s: %s is %d in another input" % (said, want, sizes[want]))
-
-
-def _numpy_dtype(spec):
-    return "float32" if spec["dtype"] == "bfloat16" else spec["dtype"]
 
 
 def _choose(release, manifest, name):

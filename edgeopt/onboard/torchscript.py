@@ -27,29 +27,45 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
         torch.set_num_threads(threads)
     flags = candidate.get("flags") or {}
     records, undo = fuser.apply(torch, {k: v for k, v in flags.items() if k not in _AFTER_LOADING})
+    path = os.path.join(folder, candidate["file"])
     try:
-        with warnings.catch_warnings():  # torch 2.13 calls TorchScript deprecated; there is nothing else to load here
-            warnings.simplefilter("ignore")
-            module = torch.jit.load(os.path.join(folder, candidate["file"]), map_location="cpu")
-            if hasattr(module, "training"):  # a frozen module has no such attribute, and its eval() would set it
-                module.eval()
-            module, changes = _change(torch, module, flags)
+        module, changes = _load(torch, path, flags)
     except BaseException:
         undo()
         raise
-    return Program(torch, module, inputs, outputs, records + changes, undo)
+    return Program(torch, module, inputs, outputs, records + changes, undo, (path, flags))
+
+
+def _load(torch, path, flags):
+    with warnings.catch_warnings():  # torch 2.13 calls TorchScript deprecated; there is nothing else to load here
+        warnings.simplefilter("ignore")
+        module = torch.jit.load(path, map_location="cpu")
+        if hasattr(module, "training"):  # a frozen module has no such attribute, and its eval() would set it
+            module.eval()
+        return _change(torch, module, flags)
 
 
 class Program:
     """A module that is called with arrays in the order of the manifest's inputs."""
 
-    def __init__(self, torch, module, inputs, outputs, records, undo):
+    def __init__(self, torch, module, inputs, outputs, records, undo, again):
         self.records = records
+        self._again, self._specs = again, (inputs, outputs)
+        self.size_bytes = os.path.getsize(again[0])
         self._torch = torch
         self._module = module
         self._undo = undo
         self._inputs = [spec["dtype"] for spec in inputs]
         self._outputs = [spec["name"] for spec in outputs]
+
+    def at(self, sizes):
+        """The same file once more, whose executor will see one size of every axis only; the flags hold already.
+
+        TorchScript's executor optimises for the first sizes that it sees (2 by default, case V02), and fusions of
+        oneDNN graph hold for one size.
+        """
+        module, records = _load(self._torch, *self._again)
+        return Program(self._torch, module, self._specs[0], self._specs[1], records, _nothing, self._again)
 
     def call(self, arrays):
         torch = self._torch
@@ -66,6 +82,10 @@ class Program:
     def close(self):
         self._module = None
         self._undo()
+
+
+def _nothing():
+    """What undoes nothing: the flags are those of the program that was opened first."""
 
 
 def _change(torch, module, flags):

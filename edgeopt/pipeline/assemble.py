@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeopt import digest
-from edgeopt.pipeline import op_files, usage
+from edgeopt.pipeline import op_files, sizes_served, usage
 from edgeopt.pipeline.baseline import CASES_FILE, Baseline
 from edgeopt.pipeline.gates import GateRow
 from edgeopt.pipeline.job import Job
@@ -67,6 +67,7 @@ def manifest(
         inputs=signature.inputs,
         outputs=signature.outputs,
         axes=signature.axes,
+        adaptive=sizes_served.adaptive(program, job.project),
         input_structure=signature.input_structure,
         output_structure=signature.output_structure,
         files=_hashed(folder),

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from edgeopt import digest as _digest
 from edgeopt.errors import ArtifactError
+from edgeopt.spec.adaptive import Adaptive
 from edgeopt.spec.values import Value, validate
 
 SCHEMA = 1
@@ -194,6 +195,7 @@ class Manifest(Value):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     axes: dict[str, Axis] = {}
+    adaptive: Adaptive | None = None  # sizes to serve fast
     input_structure: Any = None  # forward's arguments around the inputs; None where each input is one of its own
     output_structure: Any  # see runtime/structure: the user's tuple, dict, dataclass or None around the tensors
     files: dict[FilePath, File]
@@ -269,6 +271,8 @@ def encode(manifest: Manifest) -> bytes:
     for candidate in data["candidates"]:
         if not candidate["tolerance"]["agreement"]:
             del candidate["tolerance"]["agreement"]
+    if manifest.adaptive is None:
+        del data["adaptive"]
     for recipe in data["engine_recipes"]:
         if not recipe["plugins"]:
             del recipe["plugins"]

@@ -11,6 +11,8 @@ import pydantic
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from edgeopt.errors import ProjectError
+from edgeopt.spec import adaptive as sizes_served
+from edgeopt.spec.adaptive import Adaptive
 from edgeopt.spec.camera import BRIGHTEST, DARKEST, Camera, Dimension, Number, Output
 from edgeopt.spec.custom_ops import CustomOp, OperatorName
 from edgeopt.spec.input_tree import input_tree
@@ -149,6 +151,7 @@ class ProjectFile(Value):
     evaluate: Function | None = Field(None, description="fn(predict) -> {metric: value}, higher is better")
     classifier: StrictBool = Field(False, description="without evaluate: compare top-1 classes as well")
     limits: Limits = Limits()
+    adaptive: Adaptive | None = Field(None, description="sizes to serve fast, see docs/runtime.md")
     seed: StrictInt = Field(0, ge=0, lt=2**63)
     data: tuple[StrictStr, ...] = Field((), description="files or folders whose content counts for the stage cache")
     data_version: StrictStr | None = Field(None, description="counts for the stage cache in place of data's content")
@@ -295,6 +298,8 @@ def _inconsistent(project: ProjectFile) -> Iterator[tuple[str, str, str]]:
     if project.loss and not project.train:
         yield "train", "loss is given, so train is needed", "add train: file.py:function, or remove loss"
     yield from _inconsistent_qat(project)
+    if project.adaptive:
+        yield from sizes_served.inconsistent(project.adaptive, project.axes)
     if model_kind(project.model) != "factory":
         for key in ("weights", "train"):
             if getattr(project, key) is not None:

@@ -82,6 +82,46 @@ def test_wrong_inputs_are_refused_before_the_call(artifact, candidate, inputs, s
         predictor.predict(inputs)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_refused_where_it_is_asked_for(artifact, value):
+    x = X.copy()
+    x[1, 0] = value
+    with onboard.load(artifact.folder, "onnxruntime-fp32", check_finite=True) as predictor:
+        np.testing.assert_allclose(predictor.predict({"x": X}), expected(X), rtol=1e-5, atol=1e-6)
+        with pytest.raises(ValueError, match="input 'x' holds NaN or infinity in 1 of 12 elements"):
+            predictor.predict({"x": x})
+
+
+def test_what_numpy_cannot_read_is_named(artifact):
+    import torch
+
+    elsewhere, graded = torch.zeros(3, 4, device="meta"), torch.zeros(3, 4, requires_grad=True)
+    with onboard.load(artifact.folder, "onnxruntime-fp32") as predictor:
+        with pytest.raises(ValueError, match="input 'x' lies on the device meta, the CPU's arrays are taken"):
+            predictor.predict({"x": elsewhere})
+        with pytest.raises(ValueError, match="input 'x' is no array, but a Tensor: Can't call numpy"):
+            predictor.predict({"x": graded})
+        with pytest.raises(ValueError, match="input 'x' is no array, but a list"):
+            predictor.predict({"x": [[1.0], [1.0, 2.0]]})
+        np.testing.assert_allclose(predictor.predict({"x": torch.from_numpy(X)}), expected(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wanted, shape, said",
+    [
+        (["n", 3, "h", "w"], (1, 8, 9, 3), r"transpose\(0, 3, 1, 2\)"),
+        (["n", "h", "w", 3], (1, 3, 8, 9), r"transpose\(0, 2, 3, 1\)"),
+        (["n", 3, "h", "w"], (1, 4, 8, 8), r"axis 1 must be 3$"),
+    ],
+)
+def test_an_image_in_the_other_layout_is_told_so(wanted, shape, said):
+    from edgeopt.onboard.predictor import check_inputs
+
+    specs = [{"name": "image", "dtype": "float32", "shape": wanted}]
+    with pytest.raises(ValueError, match=said):
+        check_inputs({"image": np.zeros(shape, np.float32)}, specs, {})
+
+
 def test_a_shared_axis_must_have_one_size(tmp_path):
     specs = [{"name": name, "dtype": "float32", "shape": ["n", 4]} for name in ("x", "y")]
     from edgeopt.onboard.predictor import check_inputs
