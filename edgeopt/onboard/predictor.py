@@ -1,10 +1,10 @@
 """`load(release)`: the chosen candidate of a release as a function of named numpy arrays."""
 
-import json
 import os
 
 from . import adaptors
 from .failures import Failure, of_exception
+from .release import read_json, read_manifest
 from .structure import flat_inputs, restore
 
 
@@ -16,7 +16,7 @@ def load(release, candidate=None, threads=None):
     Raises ValueError where the folder or the name is wrong, and Failure where the candidate cannot be loaded.
     """
     release = os.path.realpath(os.path.expanduser(str(release)))  # 'current' may be switched while we read
-    manifest = _read_json(os.path.join(release, "manifest.json"))
+    manifest = read_manifest(release)
     chosen = _choose(release, manifest, candidate)
     adaptor = adaptors.find(chosen)
     try:
@@ -147,7 +147,7 @@ def _choose(release, manifest, name):
     candidates = manifest["candidates"]
     selection = os.path.join(release, "selection.json")
     if name is None and os.path.isfile(selection):
-        name = _read_json(selection)["candidate"]
+        name = read_json(selection)["candidate"]
     if name is None:
         runnable = [c for c in candidates if c["runtime"] in adaptors.RUNTIMES]
         return (runnable or candidates)[0]
@@ -156,13 +156,3 @@ def _choose(release, manifest, name):
             return candidate
     known = ", ".join(c["name"] for c in candidates)
     raise ValueError("%s has no candidate %r; it has: %s" % (release, name, known))
-
-
-def _read_json(path):
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except OSError as error:
-        raise ValueError("not a release: %s: %s" % (path, error.strerror)) from None
-    except ValueError as error:
-        raise ValueError("%s is not JSON: %s" % (path, error)) from None
