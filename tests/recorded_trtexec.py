@@ -99,7 +99,10 @@ def build(given: dict, version: tuple[int, ...], settings: dict, command: str) -
         if layer == 4 and settings.get("fail") == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if layer == 4 and settings.get("fail") == "memory":
-            say("W", "[TRT] Tactic Device request: 4364MB Available: 3788MB. Device memory is insufficient to use tactic.")
+            say(
+                "W",
+                "[TRT] Tactic Device request: 4364MB Available: 3788MB. Device memory is insufficient to use tactic.",
+            )
             say("E", "[TRT] 10: Could not find any implementation for node Conv_0 due to insufficient memory")
             return failed(command, "Engine could not be created from network", "Building engine failed")
     say("I", "[TRT] Total Activation Memory: 42924544" + (" bytes" if version >= (10,) else ""))
@@ -150,12 +153,13 @@ def run(given: dict, version: tuple[int, ...], command: str) -> int:
     engine = json.loads(Path(given["loadEngine"]).read_text())
     if tuple(engine["version"]) != version:
         say("E", "[TRT] 1: [stdArchiveReader.cpp::StdArchiveReader::40] Error Code 1: Serialization (Serialization "
-            "assertion stdVersionRead == serializationVersion failed.Version tag does not match. Note: Current Version: "
-            "213, Serialized Engine Version: 205)")  # fmt: skip
+            "assertion stdVersionRead == serializationVersion failed.Version tag does not match. Note: Current "
+            "Version: 213, Serialized Engine Version: 205)")  # fmt: skip
         return failed(command, "Engine deserialization failed")
     session = ort.InferenceSession(engine["given"]["onnx"], providers=["CPUExecutionProvider"])
-    shapes, files = parse_shapes(given.get("shapes", "")), dict(
-        item.split(":", 1) for item in given.get("loadInputs", "").split(",") if item
+    shapes, files = (
+        parse_shapes(given.get("shapes", "")),
+        dict(item.split(":", 1) for item in given.get("loadInputs", "").split(",") if item),
     )
     feeds = {}
     for value in session.get_inputs():

@@ -68,7 +68,12 @@ def _with_dla(
     lowered: Lowered, file: OnnxFile, program: Program, profile: Profile, out: Path, plugins: tuple[str, ...]
 ) -> Lowered:
     """And the candidate for the DLA that the program gives; none of a precision that the DLA gets from another one."""
-    wanted = {("weak", "fp32"): "fp16", ("weak", "int8"): "int8", ("strong", "fp16"): "fp16", ("strong", "int8"): "int8"}
+    wanted = {
+        ("weak", "fp32"): "fp16",
+        ("weak", "int8"): "int8",
+        ("strong", "fp16"): "fp16",
+        ("strong", "int8"): "int8",
+    }
     typing = "strong" if _is_strong(profile) else "weak"
     precision = wanted.get((typing, precision_of(program)))
     if precision is None or precision not in profile.precision.allowed:
@@ -107,7 +112,11 @@ def _refusal_of_dla(precision: str, signature: Signature, profile: Profile) -> s
     if precision == "int8" and version >= _DLA_LEFT:
         return "the DLA's int8 takes scales of a calibration file, which TensorRT 11 does not read; its fp16 is there"
     moving = [f"{name} from {axis.min} to {axis.max}" for name, axis in signature.axes.items() if axis.min != axis.max]
-    return f"the DLA takes no moving sizes ({', '.join(moving)}): give each axis min, opt and max alike" if moving else None
+    return (
+        f"the DLA takes no moving sizes ({', '.join(moving)}): give each axis min, opt and max alike"
+        if moving
+        else None
+    )
 
 
 def recipe(

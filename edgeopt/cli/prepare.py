@@ -55,7 +55,7 @@ def prepared_lines(done) -> list[str]:
 
 
 def _exit_by(done, as_json: bool) -> None:
-    """Raise what the engines' failures raise; with --json as an exit status, since stdout holds one document already."""
+    """Raise what failed engines raise; with --json an exit status, since stdout holds one document already."""
     from edgeopt.errors import EdgeoptError
 
     try:

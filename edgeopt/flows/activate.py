@@ -100,7 +100,9 @@ def _say_what_is_not_prepared(place: Place, digest: str, manifest: Manifest) -> 
         return
     argv = ["python3", f"{release}/{RUNNER}", "ready", release, chosen]
     done = place.connection.run(argv, timeout_s=ENGINE_S, check=False)
-    failure = json.loads(done.stdout)["failure"]["message"] if done.status == 0 and b'"failure": {' in done.stdout else ""
+    failure = (
+        json.loads(done.stdout)["failure"]["message"] if done.status == 0 and b'"failure": {' in done.stdout else ""
+    )
     if failure:
         log.warning("%s: %s will not load: %s", place.where, chosen, failure)
 

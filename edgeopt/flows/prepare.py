@@ -253,7 +253,9 @@ def in_words(engine: Engine) -> str:
         left = "" if engine.left_s is None else f", about {_time(engine.left_s)} left"
         return f"{engine.candidate}: building, {100 * engine.share:.0f} % ({engine.stage}){left}"
     if engine.status == "ready":
-        return f"{engine.candidate}: ready, built in {_time(engine.seconds or 0)}, {(engine.size_bytes or 0) / 1e6:.1f} MB"
+        return (
+            f"{engine.candidate}: ready, built in {_time(engine.seconds or 0)}, {(engine.size_bytes or 0) / 1e6:.1f} MB"
+        )
     if engine.status == "queued":
         return f"{engine.candidate}: waits for its turn"
     return f"{engine.candidate}: {engine.status}: {_reason(engine)}"

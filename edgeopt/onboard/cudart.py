@@ -14,8 +14,8 @@ _NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11
 class Cudart:
     """The library, every call checked. Failure of kind 'missing-runtime' where it is not there."""
 
-    def __init__(self, names=_NAMES):
-        self._library = _first(list(names) + [ctypes.util.find_library("cudart")])
+    def __init__(self):
+        self._library = _first(list(_NAMES) + [ctypes.util.find_library("cudart")])
         self._library.cudaGetErrorString.restype = ctypes.c_char_p
         self._library.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
         self._library.cudaFree.argtypes = [ctypes.c_void_p]

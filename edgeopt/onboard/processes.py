@@ -27,7 +27,7 @@ def is_alive(process):
 
 
 def detach(module, argv):
-    """Run `main(argv)` of a module of this package in a session of its own: no terminal's and no connection's end ends it."""
+    """Run `main(argv)` of a module of this package in a session of its own, which outlives terminal and connection."""
     package = __name__.rpartition(".")[0]
     command = [sys.executable, "-c", _START, _import_root(package), package + "." + module] + argv
     with open(os.devnull, "r+b") as nothing:

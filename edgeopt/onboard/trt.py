@@ -69,7 +69,9 @@ class Program:
         for name, _ in self._outputs:
             shape, dtype = self._tensors.output(name)
             if any(size < 0 for size in shape):
-                raise Failure("run", "the sizes of output '%s' hang on the values, which this runner does not take" % name)
+                raise Failure(
+                    "run", "the sizes of output '%s' hang on the values, which this runner does not take" % name
+                )
             results.append(numpy.empty(shape, dtype))
             self._address(name, results[-1].nbytes)
         if not self._tensors.run({name: address for name, (address, _) in self._memory.items()}, self._stream):

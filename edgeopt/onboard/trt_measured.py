@@ -132,7 +132,7 @@ def as_taken(array, dtype, has_int64):
 
 
 def read_outputs(text, outputs):
-    """Arrays in the order of `outputs` (the manifest's) from the JSON of --exportOutput. Failure where one is lacking."""
+    """Arrays in the order of the manifest's `outputs` from the JSON of --exportOutput. Failure where one is lacking."""
     import numpy
 
     # C++ prints what JSON has no word for: nan, -nan, inf and -inf among the values

@@ -153,7 +153,7 @@ def build_argv(tool, job, onnx, engine, timing_cache, workspace):
 
 
 def run_argv(tool, job, engine, shapes):
-    """The command that loads `engine` and runs it at `shapes` (input -> sizes, of moving inputs), without its counts."""
+    """The command that loads `engine` and runs it at `shapes` (moving input -> sizes), without its counts."""
     argv = [tool.path, "--loadEngine=" + engine]
     if shapes:
         argv.append("--shapes=" + ",".join(_shape(name, sizes) for name, sizes in sorted(shapes.items())))

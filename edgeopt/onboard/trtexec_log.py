@@ -43,7 +43,9 @@ class Progress:
             self._tried += 1
             share = min(1.0, self._tried / float(self._layers)) if self._layers else 0.0
             words = "trying kernels, layer %d of %d" % (min(self._tried, self._layers), self._layers)
-            self._at(_PARSED_SHARE + share * (_TRIED_SHARE - _PARSED_SHARE), words if self._layers else "trying kernels")
+            self._at(
+                _PARSED_SHARE + share * (_TRIED_SHARE - _PARSED_SHARE), words if self._layers else "trying kernels"
+            )
         elif _LAYERS.search(line) and not self._tried:
             self._layers = int(_LAYERS.search(line).group(1))
         elif "Total Activation Memory" in line and self._tried:
@@ -64,8 +66,11 @@ def is_verbose(line):
 def failure(lines, status):
     """(kind, sentence) of a build that ended with `status` and these last lines of its log."""
     if status == -9:
-        return "memory", "the system killed TensorRT's builder, most likely for want of memory: stop other programs, or"\
-            " add a swap file"
+        return (
+            "memory",
+            "the system killed TensorRT's builder, most likely for want of memory: stop other programs, or"
+            " add a swap file",
+        )
     operator = _operator(lines)
     if operator:
         return "operator", "this TensorRT has no operator %s, and no plugin brings it" % operator
@@ -83,7 +88,9 @@ def failure(lines, status):
 
 def _operator(lines):
     """The operator that the parser gave up at: a plugin that is found after 'No importer registered' is no failure."""
-    if not any(re.search(r"[Pp]lugin not found|could not find plugin|checkFallbackPluginImporter", line) for line in lines):
+    if not any(
+        re.search(r"[Pp]lugin not found|could not find plugin|checkFallbackPluginImporter", line) for line in lines
+    ):
         return None
     for pattern in (r"could not find plugin:? ?([\w.]+)", r"operator: (\w+)", r"No importer registered for op: (\w+)"):
         found = [m.group(1) for m in (re.search(pattern, line) for line in lines) if m]

@@ -41,7 +41,12 @@ def test_fp16_is_one_more_candidate_of_the_float_file(still, tmp_path):
     found = tensorrt.lower(still(False), asked(), tmp_path)
     assert [c.name for c in found.candidates] == ["tensorrt-fp32", "tensorrt-fp16", "tensorrt-fp16-dla"]
     recipe = found.recipes[-1]
-    assert (recipe.candidate, recipe.dla, recipe.flags, recipe.calibration) == ("tensorrt-fp16-dla", True, ("fp16",), None)
+    assert (recipe.candidate, recipe.dla, recipe.flags, recipe.calibration) == (
+        "tensorrt-fp16-dla",
+        True,
+        ("fp16",),
+        None,
+    )
     assert recipe.shapes == {} and not found.recipes[0].dla and found.refused == ()
 
 
@@ -58,7 +63,9 @@ def test_int8_is_built_without_pairs_from_the_scales_of_the_pairs(still, tmp_pat
 
     lines = (tmp_path / "int8_dla.calib").read_text().splitlines()
     assert lines[0] == "TRT-8502-EntropyCalibration2"
-    scales = {name: struct.unpack(">f", bytes.fromhex(text))[0] for name, text in (x.rsplit(": ", 1) for x in lines[1:])}
+    scales = {
+        name: struct.unpack(">f", bytes.fromhex(text))[0] for name, text in (x.rsplit(": ", 1) for x in lines[1:])
+    }
     assert scales["image"] == pytest.approx(0.01) and 0.005 in [pytest.approx(s) for s in scales.values()]
     made = {name for node in plain.graph.node for name in node.output}
     assert set(scales) - {"image"} <= made
@@ -81,7 +88,7 @@ def test_the_file_without_pairs_computes_what_the_one_with_pairs_does_but_for_th
     ("profile", "integer", "words"),
     [
         (dict(name="orin-agx", target__tensorrt='"11.2"', precision__mechanism="strong-typed"), True, "left with 11.0"),
-        (dict(name="orin-agx", target__tensorrt='"11.4.1"', precision__mechanism="strong-typed"), True, "calibration file"),
+        (dict(name="orin-agx", target__tensorrt='"11.4.1"', precision__mechanism="strong-typed"), True, "calibration"),
         (dict(name="orin-agx", precision__mechanism="strong-typed"), True, "no strongly typed network to the DLA"),
     ],
 )  # fmt: skip

@@ -142,8 +142,14 @@ def test_a_build_that_was_killed_is_told_from_one_that_runs_and_built_again(here
     assert wait_until(lambda: any(s["status"] == "building" for s in engines_of(root)), 20)
     os.kill(engines_of(root)[0]["process"]["pid"], signal.SIGKILL)
     with locked(here, str(root), "tiny") as place:
-        (engine,) = flow._ask(here, sys.executable, f"{place.release(artifact.digest)}/onboard.pyz", "engines",
-                              f"{root}/engines", next(p.parent.name for p in root.glob("engines/*/state.json"))).engines
+        (engine,) = flow._ask(
+            here,
+            sys.executable,
+            f"{place.release(artifact.digest)}/onboard.pyz",
+            "engines",
+            f"{root}/engines",
+            next(p.parent.name for p in root.glob("engines/*/state.json")),
+        ).engines
     assert engine.status == "interrupted" and "ended from outside" in in_words(engine)
     install(bench)
     assert build(artifact, here, root).engines[0].status == "ready"
