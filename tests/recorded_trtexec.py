@@ -165,7 +165,7 @@ def run(given: dict, version: tuple[int, ...], command: str) -> int:
     for value in session.get_inputs():
         shape = shapes.get(value.name, value.shape)
         dtype = np.dtype({"tensor(float)": "f4", "tensor(int64)": "i8", "tensor(float16)": "f2"}[value.type])
-        stored = np.dtype("i4") if dtype == np.int64 and version < (10,) else dtype
+        stored = np.dtype("i4") if dtype == np.int64 and version < (9,) else dtype
         data = np.fromfile(files[value.name], stored) if value.name in files else np.zeros(int(np.prod(shape)), stored)
         if data.size != np.prod(shape):
             return failed(command, f"Note: Expected: {np.prod(shape)} values, got {data.size}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from edgeopt.backends import custom_ops, implicit_scales, onnx_export
+from edgeopt.backends import custom_ops, implicit_scales, onnx_export, tensorrt_operators
 from edgeopt.backends.backend import Lowered, precision_of, refusal
 from edgeopt.backends.onnx_file import OnnxFile
 from edgeopt.errors import LoweringError
@@ -49,6 +49,8 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
         return refusal(f"{runtime}-{precision}", why)
     nodes, arch = custom_ops.nodes_in(out / file.name), profile.target.arch
     if reason := custom_ops.missing_in_tensorrt(nodes, program.custom_ops, arch):
+        return refusal(f"{runtime}-{precision}", reason)
+    if reason := tensorrt_operators.lacking(out / file.name, profile.target.tensorrt):
         return refusal(f"{runtime}-{precision}", reason)
     plugins = tuple(library.artifact_path for library in program.custom_ops.for_tensorrt(arch, nodes))
     candidates, recipes, refused = [], [], []

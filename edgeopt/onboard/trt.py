@@ -52,7 +52,7 @@ class Program:
         self._tensors, self._cuda = tensors, cuda
         self._inputs = [(spec["name"], spec["dtype"]) for spec in inputs]
         self._outputs = [(spec["name"], spec["dtype"]) for spec in outputs]
-        self._has_int64 = device_facts.version_tuple(tensorrt.__version__) >= (10,)
+        self._has_int64 = device_facts.version_tuple(tensorrt.__version__) >= (9,)
         self._memory = {}  # name -> (address, bytes)
         self._stream = cuda.stream()
 

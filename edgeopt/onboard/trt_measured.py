@@ -86,7 +86,7 @@ class Program:
         for position, (spec, array) in enumerate(zip(self._inputs, arrays)):
             path = os.path.join(self._folder, "input%d.bin" % position)
             with open(path, "wb") as f:
-                f.write(as_taken(array, spec["dtype"], self._tool.at_least(10)).tobytes())
+                f.write(as_taken(array, spec["dtype"], self._tool.at_least(9)).tobytes())
             files.append("%s:%s" % (trtexec.quoted(spec["name"]), path))
             if spec["name"] in moving:
                 shapes[spec["name"]] = list(array.shape)
@@ -118,7 +118,7 @@ def _scratch(engine):
 
 
 def as_taken(array, dtype, has_int64):
-    """The array as the engine takes it: before TensorRT 10 int64 is int32 there. Failure where a value does not fit."""
+    """The array as the engine takes it: before TensorRT 9 int64 is int32 there. Failure where a value does not fit."""
     import numpy
 
     if dtype == "bfloat16":
