@@ -191,13 +191,14 @@ def _waited(
     poll_s: float, lost_s: float = LOST_S,
 ) -> Prepared:  # fmt: skip
     """Ask again and again until nothing is pending, showing how far it is."""
-    now, said = started, _Said()
+    now, said, pause_s = started, _Said(), poll_s / 10
     runner = f"{place.release(artifact.digest)}/{RUNNER}"
     try:
         with progress.bar(f"engines on {started.host}", 100 * len(started.engines)) as advance:
             said.show(now, advance)
             while now.pending:
-                time.sleep(poll_s)
+                time.sleep(pause_s)
+                pause_s = min(poll_s, 1.5 * pause_s)  # a small engine is there in a moment
                 answer = _ask_again(connection, python, runner, f"{place.root}/engines", now, lost_s)
                 now = Prepared(now.name, now.digest, now.host, _merged(now.engines, answer.engines), now.facts)
                 said.show(now, advance)
