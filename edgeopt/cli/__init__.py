@@ -23,10 +23,11 @@ COMMANDS = {
     "inspect": ("edgeopt.cli.inspect:inspect", "Show the graph of a model or an artifact, in figures."),
     "bisect": ("edgeopt.cli.bisect:bisect", "Find the pass and the operator at which an answer goes wrong."),
     "push": ("edgeopt.cli.device:push", "Stage an artifact as a release on a device."),
+    "prepare": ("edgeopt.cli.prepare:prepare", "Build an artifact's TensorRT engines on a device."),
     "validate": ("edgeopt.cli.validate:validate", "Measure an artifact on a device and judge it."),
     "activate": ("edgeopt.cli.device:activate", "Switch a device to a release that it holds."),
     "rollback": ("edgeopt.cli.device:rollback", "Switch a device back to its previous release."),
-    "deploy": ("edgeopt.cli.deploy:deploy", "Push, validate and activate; undone when one fails."),
+    "deploy": ("edgeopt.cli.deploy:deploy", "Push, prepare, validate and activate; undone when one fails."),
     "report": ("edgeopt.cli.validate:report", "Show the latest report of an artifact."),
     "profiles": ("edgeopt.cli.profiles:profiles", "List, show and check hardware profiles."),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from edgeopt.cli.device import activated_lines, device_options, keep_option, open_both, pushed_lines
+from edgeopt.cli.prepare import prepared_lines
 from edgeopt.cli.validate import show_report
 
 
@@ -21,7 +22,7 @@ from edgeopt.cli.validate import show_report
 @device_options
 @click.pass_obj
 def deploy(progress, artifact, host, project, python, threads, keep, root, accept_new_host_key, ssh_config, as_json):
-    """Push ARTIFACT to HOST, measure it there, and activate it where it passes.
+    """Push ARTIFACT to HOST, build its engines, measure it there, and activate it where it passes.
 
     Where a step fails the device keeps the release that it had. HOST is an alias of ~/.ssh/config or
     user@host[:port]; without it this machine is the device.
@@ -43,5 +44,7 @@ def deploy(progress, artifact, host, project, python, threads, keep, root, accep
         click.echo(json.dumps(done.as_dict()))
         return
     click.echo("\n".join(pushed_lines(done.pushed)))
+    if done.prepared:
+        click.echo("\n".join(prepared_lines(done.prepared)))
     show_report(done.validated.report, as_json=False)
     click.echo("\n".join([f"report   {done.validated.path}", *activated_lines(done.activated)]))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 
 from edgeopt.errors import DeviceError, EdgeoptError
 from edgeopt.flows.place import Place, State, locked
 from edgeopt.ports.connection import Connection, script
 from edgeopt.progress import log
+from edgeopt.runtime.zipapp import FILE_NAME as RUNNER
 from edgeopt.spec import manifest as spec
 from edgeopt.spec.manifest import Manifest
 
 AFTER_ACTIVATE_S = 120
 HEALTH_S = 120
+ENGINE_S = 180
 
 _IN_FOLDER = 'cd "$1" && shift && exec "$@"'
 
@@ -61,6 +64,7 @@ def switch(place: Place, state: State, digest: str) -> Activated:
     previous = state.current if changed else state.previous
     if changed:
         manifest = read_manifest(place, digest)
+        _say_what_is_not_prepared(place, digest, manifest)
         place.point(digest, previous)
         try:
             _prove(place, digest, manifest)
@@ -85,6 +89,22 @@ def read_manifest(place: Place, digest: str) -> Manifest:
             todo="remove that release on the device and push again",
         )  # fmt: skip
     return manifest
+
+
+def _say_what_is_not_prepared(place: Place, digest: str, manifest: Manifest) -> None:
+    """Warn where the candidate that applications will load is an engine which this device does not have."""
+    release = place.release(digest)
+    done = place.connection.run(["cat", f"{release}/{spec.SELECTION_NAME}"], check=False)
+    chosen = json.loads(done.stdout)["candidate"] if done.status == 0 else manifest.candidates[0].name
+    if manifest.candidate(chosen).runtime != "tensorrt":
+        return
+    argv = ["python3", f"{release}/{RUNNER}", "ready", release, chosen]
+    done = place.connection.run(argv, timeout_s=ENGINE_S, check=False)
+    failure = (
+        json.loads(done.stdout)["failure"]["message"] if done.status == 0 and b'"failure": {' in done.stdout else ""
+    )
+    if failure:
+        log.warning("%s: %s will not load: %s", place.where, chosen, failure)
 
 
 def _prove(place: Place, digest: str, manifest: Manifest) -> None:

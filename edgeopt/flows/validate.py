@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -204,10 +205,19 @@ def _select(
     artifact: Artifact, results: tuple[CandidateResult, ...], checks: dict[str, tuple[Check, ...]], host: str
 ) -> Selection | None:
     passed = [r for r in results if r.failure is None and judge.verdict(checks[r.name]) != "fail"]
+    passed = [r for r in passed if not _simulated([r])] or passed  # what was measured comes before what was not
     if not passed:
         return None
     sizes = {c.name: artifact.manifest.size_bytes(c) for c in artifact.manifest.candidates}
-    return choice.selection(passed, sizes, decided_by="validate", where=host)
+    chosen = choice.selection(passed, sizes, decided_by="validate", where=host)
+    simulated = _simulated(passed)
+    return chosen.model_copy(update={"reason": f"SIMULATED ({simulated}): {chosen.reason}"}) if simulated else chosen
+
+
+def _simulated(results: Sequence[CandidateResult]) -> str | None:
+    """What a stand-in for a runtime said of itself while it gave figures; None where all are the device's."""
+    said = [flag["message"] for r in results for flag in r.flags if flag["flag"] == "simulated"]
+    return said[0] if said else None
 
 
 def _report(artifact, host, response, results, checks, selection, seconds: float) -> Report:
@@ -216,6 +226,9 @@ def _report(artifact, host, response, results, checks, selection, seconds: float
         check.model_copy(update={"name": f"{name}: {check.name}"}) for name, of in checks.items() for check in of
     )
     target = _target_check(artifact.manifest.target.get("arch"), response.environment.get("machine"))
+    simulated = _simulated(results)
+    if simulated:
+        target += (Check(name="simulated", verdict="undecided", evidence=f"{simulated}: no figures of the device"),)
     verdict = _verdict(checks, chosen)
     return Report(
         artifact=artifact.manifest.name,
@@ -229,6 +242,7 @@ def _report(artifact, host, response, results, checks, selection, seconds: float
         checks=(*target, *every),
         candidates=results,
         environment=response.environment,
+        simulated=simulated,
         seconds=round(seconds, 3),
     )
 

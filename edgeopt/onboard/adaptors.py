@@ -9,18 +9,23 @@ manifest's inputs and outputs) and `close()`.
 from . import environment
 from .failures import Failure
 
-RUNTIMES = ("onnxruntime", "torchscript")
+RUNTIMES = ("onnxruntime", "torchscript", "tensorrt")
 
 
-def find(candidate):
-    """The adaptor of a candidate. Failure where there is none, or where the device lacks the runtime."""
+def find(candidate, measuring=False):
+    """The adaptor of a candidate. Failure where there is none, or where the device lacks the runtime.
+
+    An engine is measured by trtexec, and run for an application by TensorRT's Python module.
+    """
     runtime = candidate["runtime"]
     if runtime == "onnxruntime":
         from . import ort as adaptor
     elif runtime == "torchscript":
         from . import torchscript as adaptor
     elif runtime == "tensorrt":
-        raise Failure("missing-runtime", "its TensorRT engine is built on the device by a later step")
+        from . import trt, trt_measured
+
+        adaptor = trt_measured if measuring else trt
     else:
         raise Failure("missing-runtime", "this runner has no adaptor for the runtime %r" % runtime)
     for module in (adaptor.MODULE, "numpy"):

@@ -1,12 +1,12 @@
 """`load(release)`: the chosen candidate of a release as a function of named numpy arrays."""
 
-import json
 import os
 
 from . import adaptors
 from .failures import Failure, of_exception
 from .inputs import check_inputs, numpy_dtype
 from .serving import serve
+from .release import read_json, read_manifest
 from .structure import flat_inputs, restore
 
 __all__ = ["Predictor", "check_inputs", "check_outputs", "load"]
@@ -22,7 +22,7 @@ def load(release, candidate=None, threads=None, check_finite=False):
     Raises ValueError where the folder or the name is wrong, and Failure where the candidate cannot be loaded.
     """
     release = os.path.realpath(os.path.expanduser(str(release)))  # 'current' may be switched while we read
-    manifest = _read_json(os.path.join(release, "manifest.json"))
+    manifest = read_manifest(release)
     chosen = _choose(release, manifest, candidate)
     adaptor = adaptors.find(chosen)
     try:
@@ -122,7 +122,7 @@ def _choose(release, manifest, name):
     candidates = manifest["candidates"]
     selection = os.path.join(release, "selection.json")
     if name is None and os.path.isfile(selection):
-        name = _read_json(selection)["candidate"]
+        name = read_json(selection)["candidate"]
     if name is None:
         runnable = [c for c in candidates if c["runtime"] in adaptors.RUNTIMES]
         return (runnable or candidates)[0]
@@ -131,13 +131,3 @@ def _choose(release, manifest, name):
             return candidate
     known = ", ".join(c["name"] for c in candidates)
     raise ValueError("%s has no candidate %r; it has: %s" % (release, name, known))
-
-
-def _read_json(path):
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except OSError as error:
-        raise ValueError("not a release: %s: %s" % (path, error.strerror)) from None
-    except ValueError as error:
-        raise ValueError("%s is not JSON: %s" % (path, error)) from None

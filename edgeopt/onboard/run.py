@@ -2,6 +2,7 @@
 
     python3 onboard.pyz run REQUEST.json RESPONSE.json      exit 0 whenever a response was written
     python3 onboard.pyz environment                         facts of the device as JSON on stdout
+    python3 onboard.pyz prepare | engines | ready ...       engines for TensorRT, see prepare.py
 
 REQUEST: {"protocol": 1,
   "folder": the folder that file names are relative to,    "out": an existing folder for raw outputs,
@@ -33,7 +34,7 @@ import os
 import sys
 import time
 
-from . import environment
+from . import environment, prepare
 from . import request as requests
 from .children import Child
 from .failures import Failure
@@ -42,11 +43,16 @@ NO_SPACE = 28
 # A runtime's threads spin for up to 50 ms after a call (onnxruntime: 2^20 pauses), in the next one's time.
 _SETTLE_S = 0.1
 
-_USAGE = "usage: onboard.pyz run REQUEST.json RESPONSE.json | onboard.pyz environment\n"
+_USAGE = (
+    "usage: onboard.pyz run REQUEST.json RESPONSE.json | onboard.pyz environment"
+    " | onboard.pyz prepare RELEASE [CANDIDATE ...] | onboard.pyz engines ROOT PASSPORT ...\n"
+)
 
 
 def main(argv):
     """The command line; returns the exit status."""
+    if len(argv) > 1 and argv[0] in prepare.COMMANDS:
+        return prepare.main(argv)
     if argv == ["environment"]:
         sys.stdout.write(json.dumps(environment.describe(), sort_keys=True) + "\n")
         return 0

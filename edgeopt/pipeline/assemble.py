@@ -44,6 +44,7 @@ def manifest(
     cases, complete = _cases(folder, baseline, job)
     used = {c.file for c in candidates} | {REFERENCE_FILE, "onboard.pyz"} | ({CASES_FILE} if cases else set())
     recipes = tuple(r for r in recipes if r.candidate in names)
+    used |= {file for recipe in recipes for file in recipe.files}
     arch = job.profile.target.arch
     libraries, held = op_files.put_for_target(program.custom_ops, arch, folder, candidates, recipes)
     used |= held

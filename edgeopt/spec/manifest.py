@@ -147,6 +147,14 @@ class EngineRecipe(Value):
     typing: Literal["weak", "strong"]
     flags: tuple[str, ...] = ()  # builder flags as trtexec names them: fp16, int8
     plugins: tuple[FilePath, ...] = ()  # libraries of plugins, loaded before the file is parsed and the engine run
+    dla: bool = False  # layers run on the DLA where it takes them, on the GPU otherwise
+    onnx: FilePath | None = None  # what the engine is built from, where that is not the candidate's file
+    calibration: FilePath | None = None  # scales of its tensors, for a TensorRT that quantizes by itself
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that the recipe needs beside the candidate's own."""
+        return (*self.plugins, *filter(None, (self.onnx, self.calibration)))
 
 
 class Refusal(Value):
@@ -212,7 +220,7 @@ class Manifest(Value):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Manifest:
         used = [c.file for c in self.candidates] + list(self.op_libraries)
-        used += [library for recipe in self.engine_recipes for library in recipe.plugins]
+        used += [file for recipe in self.engine_recipes for file in recipe.files]
         for feed in (*self.reference, *self.cases):
             used += [ref.file for ref in (*feed.inputs.values(), *feed.outputs.values())]
         for path in used:
@@ -274,8 +282,9 @@ def encode(manifest: Manifest) -> bytes:
     if manifest.adaptive is None:
         del data["adaptive"]
     for recipe in data["engine_recipes"]:
-        if not recipe["plugins"]:
-            del recipe["plugins"]
+        for key in ("plugins", "dla", "onnx", "calibration"):
+            if not recipe[key]:
+                del recipe[key]
     return _digest.canonical_json(data)
 
 

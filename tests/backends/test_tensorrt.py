@@ -9,7 +9,6 @@ import torch
 from edgeopt.backends import onnxruntime, tensorrt
 from edgeopt.backends.table import BACKENDS
 from edgeopt.quant import convert
-from edgeopt.spec.profile import load_profile
 from tests.quant import programs as quantized
 from tests.quant.models import Net
 
@@ -106,10 +105,3 @@ def test_an_integer_file_that_onnxruntime_runs_in_float_is_refused(case, profile
 
 def test_the_table_names_each_backend_by_its_runtime():
     assert {name: backend.runtime for name, backend in BACKENDS.items()} == {n: n for n in BACKENDS}
-
-
-def test_a_dla_that_is_asked_for_is_refused_with_the_reason_and_the_gpu_still_served(case, tmp_path):
-    asked = load_profile("xavier", {"dla": "true"})
-    found = tensorrt.lower(case("residual").program, asked, tmp_path)
-    assert {c.name for c in found.candidates} == {"tensorrt-fp32", "tensorrt-fp16"}
-    assert [(r.candidate, "a scale on every tensor" in r.reason) for r in found.refused] == [("tensorrt-dla", True)]

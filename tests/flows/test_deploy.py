@@ -44,7 +44,7 @@ def test_what_passes_is_current_and_selected_by_its_measurement(device, root, ru
     on_device = Artifact.open(root / "tiny" / "current")
     assert on_device.digest == artifact.digest
     assert on_device.selection().decided_by == "validate"
-    assert set(done.as_dict()) == {"pushed", "report", "activated"}
+    assert set(done.as_dict()) == {"pushed", "prepared", "report", "activated"} and done.prepared is None
     json.dumps(done.as_dict(), allow_nan=False)
 
 

@@ -79,7 +79,7 @@ def test_the_sources_need_no_more_than_python_3_6():
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.name)
 def test_imports_are_the_standard_library_relative_or_a_runtime(source):
-    runtimes = {"numpy", "onnxruntime", "torch"}
+    runtimes = {"numpy", "onnxruntime", "tensorrt", "torch"}
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
             roots = {alias.name.split(".")[0] for alias in node.names}

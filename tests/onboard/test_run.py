@@ -217,7 +217,7 @@ def test_no_space_for_the_response_is_an_exit_status(artifact, tmp_path):
 
 
 def test_an_unknown_runtime_and_an_unbuilt_engine_are_said(artifact, tmp_path):
-    assert "built on the device" in only(artifact, tmp_path, runtime="tensorrt")["failure"]["message"]
+    assert "no trtexec on its PATH" in only(artifact, tmp_path, runtime="tensorrt")["failure"]["message"]
     failure = only(artifact, tmp_path, runtime="tflite")["failure"]
     assert failure["kind"] == "missing-runtime" and "'tflite'" in failure["message"]
 
