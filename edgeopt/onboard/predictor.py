@@ -3,7 +3,7 @@
 import json
 import os
 
-from . import adaptors
+from . import adaptors, tuning
 from .failures import Failure, of_exception
 from .structure import flat_inputs, restore
 
@@ -12,12 +12,14 @@ def load(release, candidate=None, threads=None):
     """Open a release (or an artifact's folder) and return a Predictor of one candidate.
 
     `candidate` names it; else `selection.json` does; else it is the first that the runner has an adaptor for.
+    `threads` None: the settings that were measured to be best here, where selection.json has them.
     The fuser flags of a TorchScript candidate hold for the whole process until the predictor is closed.
     Raises ValueError where the folder or the name is wrong, and Failure where the candidate cannot be loaded.
     """
     release = os.path.realpath(os.path.expanduser(str(release)))  # 'current' may be switched while we read
     manifest = _read_json(os.path.join(release, "manifest.json"))
     chosen = _choose(release, manifest, candidate)
+    chosen, threads = tuning.chosen_for(release, chosen, threads)
     adaptor = adaptors.find(chosen)
     try:
         program = adaptor.open_program(
