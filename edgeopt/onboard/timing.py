@@ -18,7 +18,7 @@ def warm_up(call, limit_s, clock=time.perf_counter):
     """Call until stable; returns {"calls", "seconds", "stable"}."""
     started, calls, before = clock(), 0, None
     while calls < MOST_WARM_UP and clock() - started < limit_s:
-        times = timed_calls(call, WINDOW, limit_s - (clock() - started), clock)
+        times = _calls(call, WINDOW, limit_s - (clock() - started), clock)
         calls += len(times)
         now = median(times)
         if before is not None and now >= STABLE * before:
@@ -27,19 +27,22 @@ def warm_up(call, limit_s, clock=time.perf_counter):
     return {"calls": calls, "seconds": clock() - started, "stable": False}
 
 
-def timed_calls(call, count, limit_s, clock=time.perf_counter):
+def timed_calls(call, count, limit_s):
     """Seconds of each of `count` calls; fewer, but at least one, where `limit_s` is used up."""
-    times = []
     gc.collect()
     gc.disable()  # as timeit does: a collection is not the model's time
     try:
-        end = clock() + limit_s
-        while len(times) < count and (not times or clock() < end):
-            started = clock()
-            call()
-            times.append(clock() - started)
+        return _calls(call, count, limit_s, time.perf_counter)
     finally:
         gc.enable()
+
+
+def _calls(call, count, limit_s, clock):
+    times, end = [], clock() + limit_s
+    while len(times) < count and (not times or clock() < end):
+        started = clock()
+        call()
+        times.append(clock() - started)
     return times
 
 
