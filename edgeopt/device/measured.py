@@ -103,7 +103,7 @@ def busy(noise: Mapping[str, Any] | None) -> str | None:
         return None
     shares = [
         f"{words} {100 * noise[key]:.0f} % of the cores" for key, words in
-        (("others", "other work used"), ("steal", "the hypervisor took")) if noise.get(key)
+        (("others", "other work used"), ("steal", "the hypervisor took")) if (noise.get(key) or 0) >= 0.005
     ]  # fmt: skip
     return " and ".join(shares) or "the machine was busy"
 
