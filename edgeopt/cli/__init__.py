@@ -22,6 +22,7 @@ COMMANDS = {
     "build": ("edgeopt.cli.build:build", "Build the artifact of a model for a profile."),
     "inspect": ("edgeopt.cli.inspect:inspect", "Show the graph of a model or an artifact, in figures."),
     "bisect": ("edgeopt.cli.bisect:bisect", "Find the pass and the operator at which an answer goes wrong."),
+    "bench": ("edgeopt.cli.bench:bench", "Time a model or an artifact against other runtimes."),
     "push": ("edgeopt.cli.device:push", "Stage an artifact as a release on a device."),
     "prepare": ("edgeopt.cli.prepare:prepare", "Build an artifact's TensorRT engines on a device."),
     "validate": ("edgeopt.cli.validate:validate", "Measure an artifact on a device and judge it."),

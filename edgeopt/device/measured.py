@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from edgeopt.device import intervals
 from edgeopt.device.runner import Refs, Response, Run
 from edgeopt.errors import DataError
 from edgeopt.runtime import evaluation, metrics, tensors
@@ -31,6 +32,7 @@ class Questions:
     base: Path | None = None  # the project's folder, for messages
     classifier: bool = False
     baseline: Mapping[str, float] = field(default_factory=dict)  # the unoptimised model's metrics
+    mode: Literal["latency", "throughput"] = "latency"
 
     @property
     def feeds(self) -> dict[str, Refs]:
@@ -68,20 +70,42 @@ def candidate_result(candidate: Candidate, response: Response, asked: Questions)
         first_call_ms=None if run.first_call_s is None else 1e3 * run.first_call_s,
         peak_rss_mb=None if run.peak_rss_bytes is None else run.peak_rss_bytes / (1 << 20),
         **_metrics(candidate.name, response, asked),
-        **_latency(run),
+        **timed(run, response.noise, asked.mode),
         **closeness,
     )
 
 
-def _latency(run: Run) -> dict[str, float | int | None]:
-    """Percentiles over every measured call, in ms, and the noise: half the relative spread of the rounds' medians."""
+def timed(run: Run, noise: Mapping[str, Any] | None, mode: str = "latency") -> dict[str, Any]:
+    """The fields of a CandidateResult that times give: percentiles over every measured call, in ms, and the rounds.
+
+    `noise` is half the relative spread of the rounds' medians. In throughput mode a round has one figure, and there
+    are answers a second in place of percentiles.
+    """
     calls = run.calls_s
     if not calls:
         return {}
+    rounds = [1e3 * float(np.median(calls)) for calls in run.rounds_s if calls]
+    middle = intervals.median(rounds)
+    fields = {
+        "noise": (max(rounds) - min(rounds)) / (2 * middle.value),
+        "rounds_ms": tuple(rounds), "interval_ms": (middle.low, middle.high), "setting": run.setting,
+        "tried": run.tried, "warm_up": run.warm_up, "uncertain": busy(noise),
+    }  # fmt: skip
+    if mode == "throughput":
+        return {**fields, "answers_per_s": 1e3 / middle.value}
     p50, p90, p99 = (1e3 * float(np.percentile(calls, q)) for q in (50, 90, 99))
-    medians = [float(np.median(calls)) for calls in run.rounds_s if calls]
-    noise = (max(medians) - min(medians)) / (2 * float(np.median(medians)))
-    return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "calls": len(calls), "noise": noise}
+    return {**fields, "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "calls": len(calls)}
+
+
+def busy(noise: Mapping[str, Any] | None) -> str | None:
+    """Why times are uncertain: what else the machine did in the rounds that count; None where it was quiet."""
+    if not noise or not noise.get("busy_rounds"):
+        return None
+    shares = [
+        f"{words} {100 * noise[key]:.0f} % of the cores" for key, words in
+        (("others", "other work used"), ("steal", "the hypervisor took")) if (noise.get(key) or 0) >= 0.005
+    ]  # fmt: skip
+    return " and ".join(shares) or "the machine was busy"
 
 
 def _closeness(candidate: Candidate, response: Response, asked: Questions) -> dict[str, float | None]:

@@ -18,27 +18,38 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edgeopt.errors import DeviceError, EdgeoptError, SpaceError
+from edgeopt.errors import DeviceError, EdgeoptError, LockedError, SpaceError
 from edgeopt.ports.connection import Connection, Result
-from edgeopt.progress import SILENT, Progress
+from edgeopt.progress import SILENT, Progress, log
 from edgeopt.runtime import tensors, zipapp
 from edgeopt.spec.manifest import Candidate, TensorRef, TensorSpec
 from edgeopt.spec.values import Value, validate
 
 PROTOCOL = 1
+LOCK_WAIT_S = (1, 900)  # for another measurement: until it is said, and then until it is given up
 
 Refs = Mapping[str, TensorRef]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How to measure: `rounds` in turns across candidates, each `calls` after `warmup`; `max_s` a candidate."""
+    """How to measure: `rounds` in turns across candidates, each `calls` after `warmup`; `max_s` a candidate.
+
+    `mode` 'throughput' keeps `streams` programs of a candidate busy at once (None: as many as are best) and gives
+    seconds / answers. `tune`: the candidates whose threads, spinning and streams are found by trial. `repeats`: rounds
+    in which others used the machine that may be done again. `lock`: another file than the machine's own.
+    """
 
     feed: str
     rounds: int = 5
     calls: int = 50
     warmup: int = 10
     max_s: float = 20
+    mode: Literal["latency", "throughput"] = "latency"
+    streams: int | None = None
+    tune: tuple[str, ...] = ()
+    repeats: int = 2
+    lock: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,8 @@ class Request:
     """What the runner is asked. File names are relative to `folder`, a path on the device.
 
     `feeds`: id -> input name -> where it lies. `timeout_s` is the longest that one candidate may be silent
-    (loading, or within one call); `total_s` ends the whole.
+    (loading, or within one call); `total_s` ends the whole. `memory_bytes`: what a candidate may hold, None for all
+    that the machine can spare.
     """
 
     folder: str
@@ -59,12 +71,13 @@ class Request:
     threads: int | None = None
     timeout_s: float = 300
     total_s: float = 3600
+    memory_bytes: int | None = None
 
 
 class Failure(Value):
     """Why a candidate gave no figures; `signal` is the one that ended its process."""
 
-    kind: Literal["missing-runtime", "load", "run", "abort", "timeout", "memory", "space", "request"]
+    kind: Literal["missing-runtime", "load", "run", "abort", "timeout", "memory", "space", "request", "locked"]
     message: str
     signal: int | None = None
 
@@ -80,6 +93,9 @@ class Run(Value):
     rounds_s: tuple[tuple[float, ...], ...]
     peak_rss_bytes: int | None
     outputs: dict[str, dict[str, TensorRef]]
+    warm_up: dict[str, Any] | None = None
+    setting: dict[str, Any] | None = None  # {"threads", "streams", "flags"} where it was tuned
+    tried: tuple[dict[str, Any], ...] = ()  # settings with their "ms", None and "failure" where one gave none
 
     @property
     def calls_s(self) -> list[float]:
@@ -92,15 +108,20 @@ class _Answer(Value):
     environment: dict[str, Any]
     failure: Failure | None
     candidates: dict[str, Run]
+    noise: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Response:
-    """The device's answer: facts of the device, a Run for each candidate, and its outputs in `folder` here."""
+    """The device's answer: facts of the device, a Run for each candidate, and its outputs in `folder` here.
+
+    `noise`: what else the machine did, see onboard/run.py; None where nothing was timed or the runner is an older one.
+    """
 
     environment: dict[str, Any]
     runs: dict[str, Run]
     folder: Path
+    noise: dict[str, Any] | None = None
 
     def outputs(self, candidate: str, feed: str) -> dict[str, np.ndarray]:
         """The outputs of one feed by name (bfloat16 as float32) of a candidate that did not fail."""
@@ -130,24 +151,32 @@ def measure(
 
     `runner` is the onboard.pyz on the device; without it this edgeopt's own is sent along. `python` is an
     interpreter there, 3.6 or newer, that has the candidates' runtimes.
-    Raises DeviceError where there is no such Python, the request is refused or nothing comes back in time;
-    SpaceError where the device's disk is full; what the connection raises where it breaks.
+    Another measurement that goes on there is waited for, `LOCK_WAIT_S` at most. Raises DeviceError where there is no
+    such Python, the request is refused or nothing comes back in time; LockedError, with the other's process, where it
+    did not end; SpaceError where the device's disk is full; what the connection raises where it breaks.
     """
     with scratch_folder(connection) as scratch:
         runner = runner or _put_runner(connection, scratch)
-        _put_json(connection, f"{scratch}/request.json", _encode(request, f"{scratch}/out"))
         argv = [python, runner, "run", f"{scratch}/request.json", f"{scratch}/response.json"]
-        with progress.bar(f"measuring on {connection.label}", None):
-            # the runner ends by itself at total_s; the minute is for starting it and writing the response
-            done = connection.run(argv, timeout_s=request.total_s + 60, check=False)
-        _check_status(done, connection, python)
-        answer = _fetch_answer(connection, scratch, into)
+        for wait_s in LOCK_WAIT_S:
+            _put_json(connection, f"{scratch}/request.json", _encode(request, f"{scratch}/out", wait_s))
+            with progress.bar(f"measuring on {connection.label}", None):
+                # the runner ends by itself at total_s; the minute is for starting it and writing the response
+                done = connection.run(argv, timeout_s=request.total_s + wait_s + 60, check=False)
+            _check_status(done, connection, python)
+            answer = _fetch_answer(connection, scratch, into)
+            if answer.failure is None or answer.failure.kind != "locked":
+                break
+            if wait_s != LOCK_WAIT_S[-1]:
+                most = LOCK_WAIT_S[-1]
+                log.warning("%s: %s; waiting for up to %g s", connection.label, answer.failure.message, most)
+        _check_answer(answer, connection.label)
         _fetch_outputs(connection, scratch, answer, into, progress)
-    return Response(answer.environment, answer.candidates, into)
+    return Response(answer.environment, answer.candidates, into, answer.noise)
 
 
-def _encode(request: Request, out: str) -> dict[str, Any]:
-    return {
+def _encode(request: Request, out: str, lock_wait_s: float) -> dict[str, Any]:
+    encoded = {
         "protocol": PROTOCOL,
         "folder": request.folder,
         "out": out,
@@ -159,11 +188,13 @@ def _encode(request: Request, out: str) -> dict[str, Any]:
             {"id": name, "inputs": {key: ref.model_dump(mode="json") for key, ref in refs.items()}}
             for name, refs in request.feeds.items()
         ],
-        "measure": None if request.timing is None else vars(request.timing),
+        "measure": None if request.timing is None else {**vars(request.timing), "lock_wait_s": lock_wait_s},
         "threads": request.threads,
         "timeout_s": request.timeout_s,
         "total_s": request.total_s,
     }
+    # a key that an older artifact's runner does not know, which it would refuse
+    return encoded if request.memory_bytes is None else {**encoded, "memory_bytes": request.memory_bytes}
 
 
 @contextlib.contextmanager
@@ -228,13 +259,20 @@ def _fetch_answer(connection: Connection, scratch: str, into: Path) -> _Answer:
     local = into / "response.json"
     connection.get(f"{scratch}/response.json", local)
     data = _json(local.read_bytes(), connection.label)
-    answer = validate(_Answer, data, source=f"{connection.label}: the runner's response", error=DeviceError)
-    if answer.failure is not None:
-        raise DeviceError(
-            f"the runner refuses the request: {answer.failure.message}", where=connection.label,
-            todo="push the artifact again: its runner and this edgeopt may differ in version",
-        )  # fmt: skip
-    return answer
+    return validate(_Answer, data, source=f"{connection.label}: the runner's response", error=DeviceError)
+
+
+def _check_answer(answer: _Answer, label: str) -> None:
+    """Raise where the runner did nothing: another measurement did not end, or the request is refused."""
+    if answer.failure is None:
+        return
+    if answer.failure.kind == "locked":
+        todo = "wait for it to end; the lock goes with its process"
+        raise LockedError(answer.failure.message, where=label, todo=todo)
+    raise DeviceError(
+        f"the runner refuses the request: {answer.failure.message}", where=label,
+        todo="push the artifact again: its runner and this edgeopt may differ in version",
+    )  # fmt: skip
 
 
 def _fetch_outputs(connection: Connection, scratch: str, answer: _Answer, into: Path, progress: Progress) -> None:

@@ -227,8 +227,8 @@ class _Build:
         from edgeopt.pipeline.gates import choose
 
         sizes = {c.name: manifest.size_bytes(c) for c in manifest.candidates}
-        selection = choose(kept, self._job.profile, sizes)
-        record = self._record(rows, selection)
+        selection = choose(kept, self._job.profile, sizes, self._job.device)
+        record = self._record(rows, selection, manifest.refused)
         replace_file(staging / SELECTION_NAME, digest.canonical_json(selection.model_dump(mode="json")))
         replace_file(staging / BUILD_NAME, json.dumps(record, indent=1, default=str, allow_nan=False).encode())
         artifact = publish(staging, self._out, manifest)
@@ -236,7 +236,7 @@ class _Build:
             self._cache.store("artifact", self._keys["build"], lambda part: _copy_artifact(artifact, part))
         return Built(artifact, selection, record)
 
-    def _record(self, rows, selection: Selection | None) -> dict[str, Any]:
+    def _record(self, rows, selection: Selection | None, refused: tuple[Refusal, ...] = ()) -> dict[str, Any]:
         record = {
             "key": self._keys["build"],
             "project": str(_project_file(self._job.project)),
@@ -247,12 +247,14 @@ class _Build:
             "candidates": [
                 {
                     "name": row.candidate.name, "kept": row.kept, "reason": row.reason, "stand_in": row.stand_in,
-                    "result": row.result.model_dump(mode="json"),
+                    "result": row.result.model_dump(mode="json"), "noise": row.noise,
                     "checks": [check.model_dump(mode="json") for check in row.checks],
                     "facts": dataclasses.asdict(row.facts),
                 }
                 for row in rows
             ],
+            "refused": [refusal.model_dump(mode="json") for refusal in refused],
+            "measured_on": {"host": self._job.device.label, **self._job.device.facts} if self._job.device else None,
             "unoptimised": self._unoptimised,
             "mixed_precision": dataclasses.asdict(self._mixed) if self._mixed else None,
             "selection": selection.model_dump(mode="json") if selection else None,

@@ -124,7 +124,7 @@ def _validate(artifact: Artifact, connection: Connection, folder: str, how: How,
             for candidate in manifest.candidates
         )
     checks = {r.name: _checks(artifact, r, limits, judging) for r in results}
-    selection = _select(artifact, results, checks, connection.label)
+    selection = _select(artifact, results, checks, connection.label, response.noise)
     report = _report(artifact, connection.label, response, results, checks, selection, time.monotonic() - started)
     path = _write(artifact, report)
     if selection is not None:
@@ -144,7 +144,7 @@ def _measure(
         outputs=manifest.outputs,
         feeds=asked.feeds,
         op_libraries=manifest.op_libraries,
-        timing=Timing(feed, rounds=how.rounds, calls=how.calls),
+        timing=Timing(feed, rounds=how.rounds, calls=how.calls, tune=tuple(c.name for c in manifest.candidates)),
         threads=how.threads,
     )
     # the runner that the artifact carries, which the application uses too, is the one to prove
@@ -202,14 +202,15 @@ def _checks(artifact: Artifact, result: CandidateResult, limits: Limits, judging
 
 
 def _select(
-    artifact: Artifact, results: tuple[CandidateResult, ...], checks: dict[str, tuple[Check, ...]], host: str
-) -> Selection | None:
+    artifact: Artifact, results: tuple[CandidateResult, ...], checks: dict[str, tuple[Check, ...]], host: str,
+    noise: dict | None,
+) -> Selection | None:  # fmt: skip
     passed = [r for r in results if r.failure is None and judge.verdict(checks[r.name]) != "fail"]
     passed = [r for r in passed if not _simulated([r])] or passed  # what was measured comes before what was not
     if not passed:
         return None
     sizes = {c.name: artifact.manifest.size_bytes(c) for c in artifact.manifest.candidates}
-    chosen = choice.selection(passed, sizes, decided_by="validate", where=host)
+    chosen = choice.selection(passed, sizes, decided_by="validate", where=host, noise=noise)
     simulated = _simulated(passed)
     return chosen.model_copy(update={"reason": f"SIMULATED ({simulated}): {chosen.reason}"}) if simulated else chosen
 
@@ -241,7 +242,7 @@ def _report(artifact, host, response, results, checks, selection, seconds: float
         reason=selection.reason if selection else _why_none(checks),
         checks=(*target, *every),
         candidates=results,
-        environment=response.environment,
+        environment={**response.environment, "noise": response.noise},
         simulated=simulated,
         seconds=round(seconds, 3),
     )

@@ -3,8 +3,12 @@
     open_program(folder, candidate, inputs, outputs, op_libraries, threads) -> program
 
 whose program has `records` (flags: see fuser.record), `call(arrays) -> arrays` (numpy, in the order of the
-manifest's inputs and outputs) and `close()`.
+manifest's inputs and outputs) and `close()`. The runtime "python" is for `edgeopt bench` alone, and in no manifest:
+its flags "adaptor" and "path" name such a module of the host and where it is imported from.
 """
+
+import importlib
+import sys
 
 from . import environment
 from .failures import Failure
@@ -22,6 +26,8 @@ def find(candidate, measuring=False):
         from . import ort as adaptor
     elif runtime == "torchscript":
         from . import torchscript as adaptor
+    elif runtime == "python":
+        adaptor = _of_host(candidate["flags"])
     elif runtime == "tensorrt":
         from . import trt, trt_measured
 
@@ -33,3 +39,9 @@ def find(candidate, measuring=False):
             names = adaptor.PIP_NAMES if module == adaptor.MODULE else "numpy"
             raise Failure("missing-runtime", "the device has no %s: install %s with pip" % (module, names))
     return adaptor
+
+
+def _of_host(flags):
+    if flags["path"] not in sys.path:
+        sys.path.append(flags["path"])
+    return importlib.import_module(flags["adaptor"])

@@ -9,10 +9,15 @@ import subprocess
 import sys
 import time
 
+from . import machine
 from .failures import Failure, of_exit
 
 _KEPT_STDERR_BYTES = 2000
 _PIPE_BYTES = 65536  # what a pipe holds (pipe(7))
+# How often a child's memory is looked at, and the part of the machine's that stays free: below it a system swaps or
+# kills. The kernel's own limit (RLIMIT_AS) counts addresses, of which CUDA and torch reserve far more than they use.
+_LOOK_S = 0.1
+_FREE_SHARE, _FREE_LEAST = 0.03, 64 << 20
 
 # sys.path[0] would be the working directory, where any json.py would be imported in place of the library's
 _START = (
@@ -24,9 +29,13 @@ _START = (
 class Child:
     """One process for one candidate. `ask` sends a command and gives the last line of the answer."""
 
-    def __init__(self, request_path, name, timeout_s, threads=None, deadline=None):
-        """`timeout_s`: the longest silence in an answer; `deadline`: perf_counter() that ends all."""
+    def __init__(self, request_path, name, timeout_s, threads=None, deadline=None, memory_bytes=None):
+        """`timeout_s`: the longest silence in an answer; `deadline`: perf_counter() that ends all.
+
+        `memory_bytes`: what it may hold, None for all but a rest of the machine's.
+        """
         self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
         self._deadline = deadline
         self._lines = b""
         self._stderr = b""
@@ -40,6 +49,7 @@ class Child:
             env=_environment(threads),
         )
         self._open = [self._process.stdout, self._process.stderr]
+        self.pid = self._process.pid
 
     def ask(self, command, on_line=None):
         """Send `command`; every line of the answer but the last goes to `on_line`. Raises Failure."""
@@ -67,7 +77,8 @@ class Child:
     def _read_line(self, command):
         heard = time.perf_counter()
         while b"\n" not in self._lines and self._process.stdout in self._open:
-            self._read(self._left(heard, command))
+            self._read(min(_LOOK_S, self._left(heard, command)))
+            self._check_memory()
         if b"\n" not in self._lines:
             status = self._status()
             self._read(0)  # its last words: a pipe holds no more than one read takes
@@ -97,6 +108,21 @@ class Child:
             self._process.kill()
             raise Failure("timeout", "no answer to '%s' within %.0f s; the process was ended" % (command, now - heard))
         return left
+
+    def _check_memory(self):
+        """End the child where it holds more than it may, or is about to take the last of the machine's memory."""
+        held = machine.resident_bytes(self.pid)
+        if not held:
+            return
+        free, whole = machine.memory_available()
+        reason = None
+        if self._memory_bytes is not None and held > self._memory_bytes:
+            reason = "the limit is %d MiB" % (self._memory_bytes >> 20)
+        elif free is not None and free < max(_FREE_LEAST, _FREE_SHARE * whole) and held > free:
+            reason = "the machine has %d MiB left" % (free >> 20)
+        if reason:
+            self._process.kill()
+            raise Failure("memory", "it holds %d MiB and %s; the process was ended" % (held >> 20, reason))
 
     def _status(self):
         try:

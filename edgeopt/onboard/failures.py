@@ -3,7 +3,7 @@
 import errno
 import signal
 
-KINDS = ("missing-runtime", "load", "run", "abort", "timeout", "memory", "space", "request")
+KINDS = ("missing-runtime", "load", "run", "abort", "timeout", "memory", "space", "request", "locked")
 
 # Messages of allocators that reach Python as plain exceptions: std::bad_alloc through pybind11, torch's CPU
 # allocator, CUDA's and onnxruntime's arenas.

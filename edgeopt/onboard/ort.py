@@ -1,8 +1,9 @@
 """onnxruntime: an ONNX file as a session.
 
 Candidate flags: "intra_op_threads" (int or null), "graph_optimization" ("all", "extended", "basic", "off"),
-"disabled_optimizers" (names of graph optimizers that must not run; one that this version does not have is no loss)
-and "providers" (names in order of preference). `threads` of the request wins over the flag.
+"disabled_optimizers" (names of graph optimizers that must not run; one that this version does not have is no loss),
+"allow_spinning" (whether idle threads keep looking for work) and "providers" (names in order of preference).
+`threads` of the request wins over the flag.
 """
 
 import os
@@ -17,7 +18,7 @@ _LEVELS = {
     "all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED",
     "basic": "ORT_ENABLE_BASIC", "off": "ORT_DISABLE_ALL",
 }  # fmt: skip
-_KNOWN = ("intra_op_threads", "graph_optimization", "disabled_optimizers", "providers")
+_KNOWN = ("intra_op_threads", "graph_optimization", "disabled_optimizers", "allow_spinning", "providers")
 
 
 def open_program(folder, candidate, inputs, outputs, op_libraries, threads, fixed=None):
@@ -121,6 +122,9 @@ def _options(onnxruntime, flags, threads):
         else:
             options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[level])
             records.append(record("graph_optimization", level, "applied"))
+    if "allow_spinning" in flags:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if flags["allow_spinning"] else "0")
+        records.append(record("allow_spinning", flags["allow_spinning"], "applied"))
     if flags.get("disabled_optimizers"):
         records.append(record("disabled_optimizers", flags["disabled_optimizers"], "applied"))
     return options, records

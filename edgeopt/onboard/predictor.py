@@ -2,7 +2,7 @@
 
 import os
 
-from . import adaptors
+from . import adaptors, tuning
 from .failures import Failure, of_exception
 from .inputs import check_inputs, numpy_dtype
 from .serving import serve
@@ -16,6 +16,7 @@ def load(release, candidate=None, threads=None, check_finite=False):
     """Open a release (or an artifact's folder) and return a Predictor of one candidate.
 
     `candidate` names it; else `selection.json` does; else it is the first that the runner has an adaptor for.
+    `threads` None: the settings that were measured to be best here, where selection.json has them.
     The fuser flags of a TorchScript candidate hold for the whole process until the predictor is closed.
     `check_finite`: refuse inputs that hold NaN or infinity; off, since it reads every element once more.
     Where the manifest has `adaptive`, its sizes are made ready here.
@@ -24,6 +25,7 @@ def load(release, candidate=None, threads=None, check_finite=False):
     release = os.path.realpath(os.path.expanduser(str(release)))  # 'current' may be switched while we read
     manifest = read_manifest(release)
     chosen = _choose(release, manifest, candidate)
+    chosen, threads = tuning.chosen_for(release, chosen, threads)
     adaptor = adaptors.find(chosen)
     try:
         program = adaptor.open_program(

@@ -9,11 +9,19 @@ PROTOCOL = 1
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 _MEASURE = {"feed": str, "rounds": int, "calls": int, "warmup": int, "max_s": (int, float)}
+_MEASURE_OPTIONAL = {
+    "mode": str, "streams": (int, type(None)), "tune": list, "repeats": int, "lock": (str, type(None)),
+    "lock_wait_s": (int, float),
+}  # fmt: skip
+_MODES = ("latency", "throughput")
 _KEYS = {
     "protocol": int, "folder": str, "out": str, "candidates": list, "inputs": list, "outputs": list,
     "op_libraries": list, "feeds": list, "timeout_s": (int, float),
 }  # fmt: skip
-_OPTIONAL = {"measure": (dict, type(None)), "threads": (int, type(None)), "total_s": (int, float, type(None))}
+_OPTIONAL = {
+    "measure": (dict, type(None)), "threads": (int, type(None)), "total_s": (int, float, type(None)),
+    "memory_bytes": (int, type(None)),
+}  # fmt: skip
 
 
 def read(path):
@@ -59,6 +67,11 @@ def _check_measure(request):
     if measure is None:
         return
     _check_types(measure, _MEASURE, required=True, where="measure: ")
+    _check_types(measure, _MEASURE_OPTIONAL, required=False, where="measure: ")
+    if measure.get("mode", _MODES[0]) not in _MODES:
+        raise Failure("request", "measure: 'mode' is not one of: " + ", ".join(_MODES))
+    if measure.get("streams") is not None and measure["streams"] < 1:
+        raise Failure("request", "measure: 'streams' must be at least 1")
     if measure["feed"] not in [feed["id"] for feed in request["feeds"]]:
         raise Failure("request", "measure: there is no feed '%s'" % measure["feed"])
     for key in ("rounds", "calls"):

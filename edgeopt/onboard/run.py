@@ -10,34 +10,45 @@ REQUEST: {"protocol": 1,
   "inputs": [{"name", "dtype", "shape"}, ...], "outputs": the same,          as in the manifest,
   "op_libraries": [file, ...]                              loaded before the model,
   "feeds": [{"id", "inputs": {name: TensorRef}}, ...]      TensorRef: {"file", "offset", "dtype", "shape"},
-  "measure": null or {"feed": id, "rounds", "calls", "warmup", "max_s"},     max_s: seconds a candidate,
-  "threads": null or int,
+  "measure": null or {"feed": id, "rounds", "calls", "warmup", "max_s",      max_s: seconds a candidate,
+    "mode": "latency" or "throughput", "streams": null or int,               see timing.seconds_a_call
+    "tune": [names of candidates whose settings are to be found by trial],   see tuning
+    "repeats": how many rounds of a busy machine may be done again,
+    "lock": null or a file, "lock_wait_s"},                                  see lock; these all may be left out
+  "threads": null or int,                                  "memory_bytes": null or what a candidate may hold,
   "timeout_s": the longest silence of a candidate,         "total_s": null or seconds for everything}
 
-RESPONSE: {"protocol": 1, "environment": {...}, "failure": null or of kind "request",
+RESPONSE: {"protocol": 1, "environment": {...}, "failure": null or of kind "request" or "locked",
+  "noise": null or {"cores", "load", "others", "steal": medians of the rounds that count, shares or null,
+    "busy_rounds": of those, "repeated": rounds done again, "lock": see lock.measuring},
   "candidates": {name: {"status": "ok" or "failed",
     "failure": null or {"kind", "message", "signal"}       kinds: failures.KINDS,
     "flags": [{"flag", "value", "status": "applied", "missing" or "refused", "message"}],
     "load_s", "first_call_s",     null where it did not come so far; load_s includes the runtime's import,
-    "rounds_s": [[seconds of each call] of each round],    "peak_rss_bytes",
+    "rounds_s": [[seconds of each call] of each round],    one figure a round for throughput: seconds / answers
+    "warm_up": null or {"calls", "seconds", "stable"},     "peak_rss_bytes",
+    "setting": null or {"threads", "streams", "flags"},    "tried": [a setting with its "ms", ...],
     "outputs": {feed id: {name: TensorRef into `out`}}}}}
 
 Each candidate has a process of its own; all are loaded at once and take turns, round by round, so that a
-device that heats up slows all of them alike. One that was killed for memory beside the others runs once more,
-alone.
+device that heats up slows all of them alike. A round in which others used the machine is done again, `repeats` times
+at most; then the quietest count. One that was killed for memory beside the others runs once more, alone. While
+anything is measured a lock keeps other measurements off this machine; `environment` and outputs need none.
 Exit status: 2 for a wrong command line, 28 (ENOSPC) where there is no space for the response.
 """
 
+import contextlib
 import errno
 import json
 import os
 import sys
 import time
 
-from . import environment, prepare
+from . import environment, lock, machine, prepare
 from . import request as requests
 from .children import Child
 from .failures import Failure
+from .timing import median
 
 NO_SPACE = 28
 # A runtime's threads spin for up to 50 ms after a call (onnxruntime: 2^20 pauses), in the next one's time.
@@ -72,49 +83,103 @@ def respond(request_path):
     """Do what the request at `request_path` asks; returns the response."""
     response = {
         "protocol": requests.PROTOCOL, "environment": environment.describe(),
-        "failure": None, "candidates": {},
+        "failure": None, "noise": None, "candidates": {},
     }  # fmt: skip
     try:
         request = requests.read(request_path)
+        measure = request.get("measure")
+        with _alone(measure) as held:
+            response["candidates"], spans = _measure_all(os.path.abspath(request_path), request)
     except Failure as failure:
         response["failure"] = failure.as_dict()
         return response
-    response["candidates"] = _measure_all(os.path.abspath(request_path), request)
+    if measure is not None:
+        response["noise"] = dict(_noise(spans), lock=held)
     return response
 
 
+@contextlib.contextmanager
+def _alone(measure):
+    """The machine's lock where something is to be measured."""
+    if measure is None:
+        yield None
+        return
+    with lock.measuring(measure.get("lock"), measure.get("lock_wait_s", 0)) as held:
+        yield held
+
+
 def _measure_all(request_path, request):
+    """The results by name, and the spans of the rounds that all candidates took part in."""
     names = [candidate["name"] for candidate in request["candidates"]]
     deadline = time.perf_counter() + request["total_s"] if request.get("total_s") else None
-    results = _measure_together(request_path, request, names, deadline)
+    results, spans = _measure_together(request_path, request, names, deadline)
     if len(names) > 1:
         for name in names:
             failure = results[name]["failure"]
             if failure and failure["kind"] == "memory":
-                results.update(_measure_together(request_path, request, [name], deadline))
-    return results
+                results.update(_measure_together(request_path, request, [name], deadline)[0])
+    return results, spans
 
 
 def _measure_together(request_path, request, names, deadline):
     """Load and feed each candidate, then measure them in turns; returns their results by name."""
     results = {name: _empty_result() for name in names}
-    children = {}
+    measure, children, spans = request.get("measure"), {}, []
+
+    def start(name):
+        children[name] = Child(
+            request_path, name, request["timeout_s"], request.get("threads"), deadline, request.get("memory_bytes")
+        )
+        _attempt(children, results, name, _load_and_feed)
+
     try:
         for name in names:
-            children[name] = Child(request_path, name, request["timeout_s"], request.get("threads"), deadline)
-            _attempt(children, results, name, _load_and_feed)
-        for number in range((request.get("measure") or {}).get("rounds", 0)):
-            # every second round in reverse: what follows a hot neighbour is not always the same candidate
-            for name in sorted(children, key=names.index, reverse=number % 2 == 1):
-                if len(children) > 1:
-                    time.sleep(_SETTLE_S)
-                _attempt(children, results, name, _one_round)
+            start(name)
+        if measure is not None:
+            for name in [name for name in children if name in measure.get("tune", ())]:
+                _attempt(children, results, name, _tune)
+                if name not in children:  # a setting that ends the process costs the candidate its settings only
+                    lost, results[name] = results[name]["failure"], _empty_result()
+                    start(name)
+                    results[name]["tried"] = [{"ms": None, "failure": lost["message"]}]
+            for name in list(children):
+                _attempt(children, results, name, _warm)
+            spans = _rounds(children, results, names, measure)
         for name in list(children):
             _attempt(children, results, name, _end)
     finally:
         for child in children.values():
             child.close()
-    return results
+    return results, spans
+
+
+def _rounds(children, results, names, measure):
+    """Measure in turns until enough rounds were quiet, or none may be repeated; the spans of those that count."""
+    wanted, spans = measure["rounds"], []
+    most = wanted + measure.get("repeats", 0)
+    while children and len(spans) < most and sum(not span["busy"] for span in spans) < wanted:
+        span = machine.Span([child.pid for child in children.values()])
+        # every second round in reverse: what follows a hot neighbour is not always the same candidate
+        for name in sorted(children, key=names.index, reverse=len(spans) % 2 == 1):
+            if len(children) > 1:
+                time.sleep(_SETTLE_S)
+            _attempt(children, results, name, _one_round)
+        spans.append(span.end())
+    quietest = sorted(range(len(spans)), key=lambda i: (spans[i]["busy"], spans[i]["others"] or 0))
+    count = sorted(quietest[:wanted])
+    for result in results.values():
+        result["rounds_s"] = [result["rounds_s"][i] for i in count if i < len(result["rounds_s"])]
+    return [dict(spans[i], repeated=len(spans) - len(count)) for i in count]
+
+
+def _noise(spans):
+    """What the rounds that count saw of other work on this machine."""
+    noise = {"cores": machine.cores(), "load": machine.load(), "busy_rounds": sum(span["busy"] for span in spans)}
+    for key in ("others", "steal"):
+        known = [span[key] for span in spans if span[key] is not None]
+        noise[key] = median(known) if known else None
+    noise["repeated"] = spans[0]["repeated"] if spans else 0
+    return noise
 
 
 def _attempt(children, results, name, step):
@@ -134,6 +199,16 @@ def _load_and_feed(child, result):
     result["first_call_s"] = fed["first_call_s"]
 
 
+def _tune(child, result):
+    tuned = child.ask("tune")
+    result["setting"], result["tried"], result["flags"] = tuned["setting"], tuned["tried"], tuned["flags"]
+
+
+def _warm(child, result):
+    warmed = child.ask("warm")
+    result["warm_up"] = {key: warmed[key] for key in ("calls", "seconds", "stable")}
+
+
 def _one_round(child, result):
     result["rounds_s"].append(child.ask("round")["calls_s"])
 
@@ -145,7 +220,7 @@ def _end(child, result):
 def _empty_result():
     return {
         "status": "ok", "failure": None, "flags": [], "load_s": None, "first_call_s": None, "rounds_s": [],
-        "peak_rss_bytes": None, "outputs": {},
+        "peak_rss_bytes": None, "outputs": {}, "warm_up": None, "setting": None, "tried": [],
     }  # fmt: skip
 
 

@@ -79,6 +79,10 @@ class Program:
             )
         return [_array(torch, tensor) for tensor in found]
 
+    def set_threads(self, threads):
+        """Another number of threads for the calls to come."""
+        self._torch.set_num_threads(threads)
+
     def close(self):
         self._module = None
         self._undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeopt.device.session import Device
 from edgeopt.progress import SILENT, Progress
 from edgeopt.spec.limits import Limits, stricter
 from edgeopt.spec.profile import Profile
@@ -21,6 +22,7 @@ class Job:
     workdir: Path  # .edgeopt beside the project file: the stage cache and scratch files
     progress: Progress = SILENT
     target_python: str | None = None  # an interpreter here that has the target's torch, to test-load TorchScript
+    device: Device | None = None  # where candidates run at the gates, None for this machine
 
     @property
     def seed(self) -> int:

@@ -85,8 +85,11 @@ def stage_keys(job: Job) -> dict[str, str]:
         keys[stage] = digest.of_value({"stage": stage, "before": earlier, **read_by(stage, job)})
         before = before if stage in _BRANCHES else keys[stage]
     keys["build"] = digest.of_value(
-        {"before": before, "project": project, "profile": profile, "target_python": job.target_python}
-    )
+        {
+            "before": before, "project": project, "profile": profile, "target_python": job.target_python,
+            "device": (job.device.label, job.device.facts) if job.device else None,
+        }
+    )  # fmt: skip
     return keys
 
 

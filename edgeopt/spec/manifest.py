@@ -269,6 +269,7 @@ class Selection(Value):
     reason: str
     verdict: Literal["faster", "only", "undecided"]
     figures: dict[str, Any] = {}  # candidate -> {"p50_ms": ..., "metrics": {...}}
+    settings: dict[str, Any] | None = None  # of the candidate, tuned: {"cores", "threads", "streams", "flags"}
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -166,7 +166,8 @@ def _resolve(file: ProfileFile, *, name: str, source: str) -> Profile:
             mechanism=file.precision.mechanism or _mechanism(file, target),
         ),
         fuser=fuser, fusion=fusion, quantization=_quantization(file, target), backends=file.backends,
-        passes=file.passes, container=_container(file, row), limits=file.limits, root=file.root, dla=file.dla,
+        passes=file.passes, container=_container(file, row), measure=file.measure, limits=file.limits,
+        root=file.root, dla=file.dla,
         after_activate=file.after_activate, health=file.health, notes=(*notes, *_saturation(file, target)),
     )  # fmt: skip
 

@@ -152,6 +152,16 @@ class Quantization(Value):
     )
 
 
+class Measure(Value):
+    """What the fastest candidate is: the one with the shortest call, or the one with the most answers a second."""
+
+    mode: Literal["latency", "throughput"] = Field("latency", description="what candidates are chosen by")
+    streams: StrictInt | None = Field(
+        None, ge=1, le=64, description="throughput: programs that answer at once; found by trial where it is not given"
+    )
+    tune: StrictBool = Field(True, description="find threads, spinning and streams by trial")
+
+
 class Container(Value):
     """The image in which this target's artifacts are tried or run."""
 
@@ -174,6 +184,7 @@ class ProfileFile(Value):
     backends: tuple[BackendName, ...] = Field(("onnxruntime",), min_length=1, description="in order of preference")
     passes: dict[str, PassSetting] = Field({}, description="graph pass -> on, off, or {setting: value}")
     container: Container | None = None
+    measure: Measure = Measure()
     limits: Limits = Limits()
     root: StrictStr | None = Field(None, description="where releases live on the device, else ~/.edgeopt")
     dla: StrictBool = Field(False, description="let TensorRT use the DLA cores")
@@ -216,6 +227,7 @@ class Profile(Value):
     backends: tuple[BackendName, ...]
     passes: dict[str, PassSetting]
     container: Container | None
+    measure: Measure = Measure()
     limits: Limits
     root: str | None
     dla: bool

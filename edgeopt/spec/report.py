@@ -42,6 +42,13 @@ class CandidateResult(Value):
     p99_ms: float | None = None
     calls: int = 0
     noise: float | None = None  # half the relative spread of the rounds' medians
+    rounds_ms: tuple[float, ...] = ()  # of each round the median of its calls, or ms an answer for throughput
+    interval_ms: tuple[float, float] | None = None  # 95 %, of the median of the rounds
+    answers_per_s: float | None = None  # throughput mode, where there are no percentiles of calls
+    setting: dict[str, Any] | None = None  # what was tuned: {"threads", "streams", "flags"}
+    tried: tuple[dict[str, Any], ...] = ()  # settings with their "ms"
+    warm_up: dict[str, Any] | None = None  # {"calls", "seconds", "stable"}
+    uncertain: str | None = None  # why the times are: other work on the machine
     peak_rss_mb: float | None = None
     size_bytes: int | None = None  # of its file
     metrics: dict[str, float] = {}
@@ -50,6 +57,11 @@ class CandidateResult(Value):
     max_abs_error: float | None = None  # scaled: largest |r - x| over max(1, largest |r|)
     top1_agreement: float | None = None
     flags: tuple[dict[str, Any], ...] = ()  # {"flag", "status", "message"}
+
+    @property
+    def ms(self) -> float | None:
+        """What candidates are chosen by: p50 of a call, or milliseconds an answer; None where nothing was timed."""
+        return 1e3 / self.answers_per_s if self.answers_per_s else self.p50_ms
 
 
 class Report(Value):

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edgeopt.onboard import machine
 from edgeopt.runtime import tensors
 from edgeopt.runtime.artifact import Artifact
 from edgeopt.spec.manifest import TensorRef
@@ -173,6 +174,101 @@ def test_no_child_outlives_the_runner(artifact, tmp_path):
     wait_until(lambda: not is_running(int(pid_file.read_text())))
 
 
+def with_ops(artifact: Artifact, tmp_path: Path, code: str, **changes) -> dict:
+    """The whole response about both candidates, of which TorchScript's runs `code` when it loads its op library."""
+    request = request_of(artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), **changes)
+    return ask(artifact, request, tmp_path)
+
+
+def test_a_candidate_that_takes_more_memory_than_it_may_loses_its_place_and_no_other_does(artifact, tmp_path):
+    """Real memory: 64 MiB every 20 ms, of which 512 are allowed; the machine's own limit is never reached."""
+    code = "import time\nheld = []\nwhile True:\n    held.append(bytearray(64 << 20))\n    time.sleep(0.02)"
+    results = with_ops(artifact, tmp_path, code, measure=MEASURE, memory_bytes=512 << 20)["candidates"]
+    failure = results["torchscript-fp32"]["failure"]
+    assert failure["kind"] == "memory" and "the limit is 512 MiB; the process was ended" in failure["message"]
+    assert len(results["onnxruntime-fp32"]["rounds_s"]) == 3
+
+
+def test_the_kernel_ends_a_candidate_first_where_memory_runs_out(artifact, tmp_path):
+    code = f"open({str(tmp_path / 'score')!r}, 'w').write(open('/proc/self/oom_score_adj').read())"
+    with_ops(artifact, tmp_path, code)
+    assert (tmp_path / "score").read_text().strip() == "1000"
+
+
+def test_each_candidate_is_tuned_and_warmed_up_and_the_answer_says_how(artifact, tmp_path):
+    measure = {**MEASURE, "tune": ["onnxruntime-fp32"], "lock": str(tmp_path / "lock")}
+    request = request_of(artifact, tmp_path / "out", measure=measure, threads=None)
+    response = ask(artifact, request, tmp_path)
+    tuned, plain = (response["candidates"][name] for name in ("onnxruntime-fp32", "torchscript-fp32"))
+    every = machine.cores()["all"]
+    assert [s["threads"] for s in tuned["tried"]][0] == 1 and max(s["threads"] for s in tuned["tried"]) == every
+    assert tuned["setting"] in [{k: s[k] for k in ("threads", "streams", "flags")} for s in tuned["tried"]]
+    assert plain["setting"] is None and plain["tried"] == []
+    assert tuned["warm_up"]["calls"] >= 5 and set(plain["warm_up"]) == {"calls", "seconds", "stable"}
+    noise = response["noise"]
+    assert noise["cores"] == machine.cores() and noise["lock"]["path"] == str(tmp_path / "lock")
+    assert 0 <= noise["others"] <= 1 and 0 <= noise["busy_rounds"] <= 3 and noise["repeated"] == 0
+
+
+SETTING_DIES = {
+    "exception": ("raise RuntimeError('not two')", "RuntimeError: not two"),
+    "abort": ("os.abort()", "SIGABRT"),
+}
+
+
+@pytest.mark.parametrize("death, said", SETTING_DIES.values(), ids=SETTING_DIES)
+def test_a_setting_that_dies_costs_itself_and_not_the_candidate(artifact, tmp_path, death, said):
+    """The first setting that is tried meets a torch whose set_num_threads dies, once."""
+    marker = tmp_path / "died"
+    code = (
+        "import os, torch\n"
+        "def dies(n):\n"
+        f"    if not os.path.exists({str(marker)!r}):\n"
+        f"        open({str(marker)!r}, 'w').close()\n"
+        f"        {death}\n"
+        "torch.set_num_threads = dies\n"
+    )
+    measure = {**MEASURE, "tune": ["torchscript-fp32"]}
+    result = with_ops(artifact, tmp_path, code, measure=measure, threads=None)["candidates"]["torchscript-fp32"]
+    assert marker.exists() and result["status"] == "ok" and len(result["rounds_s"]) == 3
+    assert said in str([setting["failure"] for setting in result["tried"]])
+
+
+def test_throughput_gives_one_figure_a_round_for_the_streams_that_were_asked_for(artifact, tmp_path):
+    measure = {**MEASURE, "mode": "throughput", "streams": 3, "tune": ["onnxruntime-fp32", "torchscript-fp32"]}
+    response = ask(artifact, request_of(artifact, tmp_path / "out", measure=measure), tmp_path)
+    for result in response["candidates"].values():
+        assert result["failure"] is None and result["setting"]["streams"] == 3
+        assert [len(figures) for figures in result["rounds_s"]] == [1, 1, 1]
+        assert all(0 < figure < 1 for (figure,) in result["rounds_s"])
+
+
+def test_two_measurements_are_never_made_at_once(artifact, tmp_path):
+    """While one process measures, a second one is told by which; outputs alone need no lock."""
+    lock = str(tmp_path / "lock")
+    inside = tmp_path / "inside"
+    code = f"import time\nopen({str(inside)!r}, 'w').close()\ntime.sleep(600)"
+    request = request_of(
+        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure={**MEASURE, "lock": lock}
+    )
+    (tmp_path / "out").mkdir()
+    (tmp_path / "first.json").write_text(json.dumps(request))
+    argv = [sys.executable, str(artifact.folder / "onboard.pyz"), "run", str(tmp_path / "first.json"), "unused"]
+    first = subprocess.Popen(argv, cwd=tmp_path)
+    try:
+        wait_until(inside.exists)
+        plain = request_of(artifact, tmp_path / "out", candidates=request["candidates"][:1])
+        refused = ask(artifact, {**plain, "measure": {**MEASURE, "lock": lock, "lock_wait_s": 0.3}}, tmp_path)
+        assert refused["failure"]["kind"] == "locked" and f"process {first.pid} holds" in refused["failure"]["message"]
+        assert refused["candidates"] == {}
+        assert ask(artifact, plain, tmp_path)["candidates"]["onnxruntime-fp32"]["status"] == "ok"
+    finally:
+        first.kill()
+        first.wait()
+    again = ask(artifact, {**plain, "measure": {**MEASURE, "lock": lock, "lock_wait_s": 5}}, tmp_path)
+    assert again["candidates"]["onnxruntime-fp32"]["status"] == "ok"
+
+
 def wait_until(condition, timeout_s: float = 20) -> None:
     import time
 
@@ -296,6 +392,9 @@ BAD = {
     "input": (lambda r: r["feeds"][0]["inputs"].clear(), "lacks input 'x'"),
     "measure": (change("measure", {**MEASURE, "feed": "none"}), "there is no feed 'none'"),
     "rounds": (change("measure", {**MEASURE, "rounds": 0}), "'rounds' must be at least 1"),
+    "mode": (change("measure", {**MEASURE, "mode": "both"}), "'mode' is not one of: latency, throughput"),
+    "streams": (change("measure", {**MEASURE, "streams": 0}), "'streams' must be at least 1"),
+    "tune": (change("measure", {**MEASURE, "tune": "all"}), "'tune' is of the wrong type"),
 }
 
 
