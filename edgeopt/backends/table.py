@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from edgeopt.backends import onnxruntime, tensorrt, torchscript
+from edgeopt.backends import onnxruntime, openvino, tensorrt, torchscript
 from edgeopt.backends.backend import Backend
 
 BACKENDS: dict[str, Backend] = {
     "onnxruntime": onnxruntime,
+    "openvino": openvino,
     "torchscript": torchscript,
     "tensorrt": tensorrt,
 }

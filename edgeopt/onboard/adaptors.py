@@ -9,7 +9,7 @@ manifest's inputs and outputs) and `close()`.
 from . import environment
 from .failures import Failure
 
-RUNTIMES = ("onnxruntime", "torchscript")
+RUNTIMES = ("onnxruntime", "openvino", "torchscript")
 
 
 def find(candidate):
@@ -17,6 +17,8 @@ def find(candidate):
     runtime = candidate["runtime"]
     if runtime == "onnxruntime":
         from . import ort as adaptor
+    elif runtime == "openvino":
+        from . import ov as adaptor
     elif runtime == "torchscript":
         from . import torchscript as adaptor
     elif runtime == "tensorrt":

@@ -19,7 +19,7 @@ import edgeopt
 from edgeopt import digest
 from edgeopt.pipeline.job import Job
 
-_TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "numpy")
+_TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "openvino", "numpy")
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 _NOT_IN = ("pyvenv.cfg", "onboard.pyz")  # of environments and of artifacts, which hold the project's op libraries
 

@@ -22,6 +22,7 @@ _INDEX = "lowered.json"
 # a bound of its own. int8 is bounded once it has been measured, see assemble.
 _TOLERANCES = {
     ("onnxruntime", "fp32"): Tolerance(max_abs=1e-3),
+    ("openvino", "fp32"): Tolerance(max_abs=1e-3),
     ("torchscript", "fp32"): Tolerance(max_abs=1e-3),
     ("tensorrt", "fp32"): Tolerance(sqnr_db=40),
     ("tensorrt", "fp16"): Tolerance(sqnr_db=30),

@@ -12,6 +12,7 @@ from edgeopt.spec.profile_values import Profile, Target
 _CPU_PRECISIONS = (
     ("onnxruntime", "cpu", None, ("fp16", "int8")),
     ("onnxruntime", "jetson", None, ("int8",)),  # its GPU has fp16
+    ("openvino", "cpu", "x86_64", ("int8",)),
     ("torchscript", "cpu", "x86_64", ("bf16",)),
 )
 # what lowering writes; the hardware may know more
