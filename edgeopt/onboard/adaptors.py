@@ -9,7 +9,7 @@ manifest's inputs and outputs) and `close()`.
 from . import environment
 from .failures import Failure
 
-RUNTIMES = ("onnxruntime", "openvino", "torchscript")
+RUNTIMES = ("onnxruntime", "openvino", "torchscript", "aoti")
 
 
 def find(candidate):
@@ -21,6 +21,8 @@ def find(candidate):
         from . import ov as adaptor
     elif runtime == "torchscript":
         from . import torchscript as adaptor
+    elif runtime == "aoti":
+        from . import aoti as adaptor
     elif runtime == "tensorrt":
         raise Failure("missing-runtime", "its TensorRT engine is built on the device by a later step")
     else:

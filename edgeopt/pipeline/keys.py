@@ -17,6 +17,7 @@ from typing import Any
 
 import edgeopt
 from edgeopt import digest
+from edgeopt.backends import compiled_for
 from edgeopt.pipeline.job import Job
 
 _TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "openvino", "numpy")
@@ -85,7 +86,10 @@ def stage_keys(job: Job) -> dict[str, str]:
         keys[stage] = digest.of_value({"stage": stage, "before": earlier, **read_by(stage, job)})
         before = before if stage in _BRANCHES else keys[stage]
     keys["build"] = digest.of_value(
-        {"before": before, "project": project, "profile": profile, "target_python": job.target_python}
+        {
+            "before": before, "project": project, "profile": profile, "target_python": job.target_python,
+            "compiled_for": compiled_for.of_stage_key(job.profile),
+        }  # fmt: skip
     )
     return keys
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeopt import digest
+from edgeopt.backends import compiled_for
 from edgeopt.errors import EdgeoptError
 from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.job import Job
@@ -24,6 +25,7 @@ _TOLERANCES = {
     ("onnxruntime", "fp32"): Tolerance(max_abs=1e-3),
     ("openvino", "fp32"): Tolerance(max_abs=1e-3),
     ("torchscript", "fp32"): Tolerance(max_abs=1e-3),
+    ("aoti", "fp32"): Tolerance(max_abs=1e-3),
     ("tensorrt", "fp32"): Tolerance(sqnr_db=40),
     ("tensorrt", "fp16"): Tolerance(sqnr_db=30),
     ("onnxruntime", "fp16"): Tolerance(sqnr_db=FORMATS["fp16"].least_sqnr_db),
@@ -46,7 +48,10 @@ class Files:
 def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path) -> Files:
     """Write the program's files into `folder` by each backend of the profile. A backend that fails is refused."""
     place = digest.of_value(
-        {"program": key, "profile": job.profile.model_dump(mode="json"), "target_python": job.target_python}
+        {
+            "program": key, "profile": job.profile.model_dump(mode="json"), "target_python": job.target_python,
+            "compiled_for": compiled_for.of_stage_key(job.profile),
+        }  # fmt: skip
     )
     found = cache.find("lower", place)
     if found is None:
