@@ -1,4 +1,4 @@
-"""A TorchScript file loaded and run by the runner, in an interpreter of its own: an abort there is an answer here."""
+"""A file of torch's loaded and run by the runner, in an interpreter of its own: an abort there is an answer here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgeopt.backends import equality
 from edgeopt.errors import LoweringError
@@ -19,10 +20,13 @@ from edgeopt.spec.manifest import TensorRef, TensorSpec
 TIMEOUT_S = 600  # an emulated torch takes a minute to import
 
 
-def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str, libraries: Sequence[OpLibrary] = ()) -> str:
+def check(
+    program: ExportedGraph | ScriptGraph, path: Path, *, python: str, libraries: Sequence[OpLibrary] = (),
+    runtime: str = "torchscript", flags: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
     """The version of `python`'s torch, which loaded the file and gave the program's outputs; else LoweringError.
 
-    `libraries`: of the user's operators, loaded before it.
+    `libraries`: of the user's operators, loaded before it. `runtime` and `flags`: as of the candidate that names it.
     """
     cases = list(equality.cases(program))
     with tempfile.TemporaryDirectory() as name:
@@ -32,7 +36,10 @@ def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str, libr
             (folder / library.artifact_path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(library.path, folder / library.artifact_path)
         files = [library.artifact_path for library in libraries]
-        version, answer = _run(folder, path.name, program, cases, python, files)
+        candidate = {
+            "name": "file", "runtime": runtime, "precision": "fp32", "file": path.name, "flags": dict(flags or {}),
+        }  # fmt: skip
+        version, answer = _run(folder, candidate, program, cases, python, files)
         within = equality.tolerance(program)
         for i, case in enumerate(cases):
             refs = answer["outputs"][str(i)]
@@ -43,12 +50,13 @@ def check(program: ExportedGraph | ScriptGraph, path: Path, *, python: str, libr
 
 
 def _run(
-    folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: list[equality.Case], python: str,
-    libraries: list[str],
+    folder: Path, candidate: dict[str, Any], program: ExportedGraph | ScriptGraph, cases: list[equality.Case],
+    python: str, libraries: list[str],
 ) -> tuple[str, dict]:  # fmt: skip
     """torch's version there, and the runner's result for the file as onboard/run.py describes it."""
+    file = candidate["file"]
     asked, answered = folder / "request.json", folder / "response.json"
-    asked.write_text(json.dumps(_request(folder, file, program, cases) | {"op_libraries": libraries}))
+    asked.write_text(json.dumps(_request(folder, candidate, program, cases) | {"op_libraries": libraries}))
     argv = [python, str(zipapp.write_zipapp(folder)), "run", str(asked), str(answered)]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=2 * TIMEOUT_S, stdin=subprocess.DEVNULL)
@@ -65,13 +73,13 @@ def _run(
     return version, answer
 
 
-def _request(folder: Path, file: str, program: ExportedGraph | ScriptGraph, cases: list[equality.Case]) -> dict:
+def _request(folder: Path, candidate: dict[str, Any], program: ExportedGraph | ScriptGraph, cases: list[equality.Case]) -> dict:
     """The runner's request, as onboard/run.py describes it."""
     return {
         "protocol": 1,
         "folder": str(folder),
         "out": str(folder),
-        "candidates": [{"name": "file", "runtime": "torchscript", "precision": "fp32", "file": file, "flags": {}}],
+        "candidates": [candidate],
         "inputs": _json(program.signature.inputs),
         "outputs": _json(program.signature.outputs),
         "op_libraries": [],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from edgeopt.backends import onnxruntime, tensorrt, torchscript
+from edgeopt.backends import aoti, onnxruntime, openvino, tensorrt, torchscript
 from edgeopt.backends.backend import Backend
 
 BACKENDS: dict[str, Backend] = {
     "onnxruntime": onnxruntime,
+    "openvino": openvino,
     "torchscript": torchscript,
+    "aoti": aoti,
     "tensorrt": tensorrt,
 }

@@ -13,7 +13,7 @@ import sys
 from . import environment
 from .failures import Failure
 
-RUNTIMES = ("onnxruntime", "torchscript", "tensorrt")
+RUNTIMES = ("onnxruntime", "openvino", "torchscript", "aoti", "tensorrt")
 
 
 def find(candidate, measuring=False):
@@ -24,8 +24,12 @@ def find(candidate, measuring=False):
     runtime = candidate["runtime"]
     if runtime == "onnxruntime":
         from . import ort as adaptor
+    elif runtime == "openvino":
+        from . import ov as adaptor
     elif runtime == "torchscript":
         from . import torchscript as adaptor
+    elif runtime == "aoti":
+        from . import aoti as adaptor
     elif runtime == "python":
         adaptor = _of_host(candidate["flags"])
     elif runtime == "tensorrt":

@@ -6,7 +6,9 @@ import platform
 from importlib import machinery
 
 # runtime -> the module that it is imported by
-RUNTIMES = {"onnxruntime": "onnxruntime", "torch": "torch", "tensorrt": "tensorrt", "numpy": "numpy"}
+RUNTIMES = {
+    "onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "torch", "tensorrt": "tensorrt", "numpy": "numpy",
+}  # fmt: skip
 
 
 def describe():

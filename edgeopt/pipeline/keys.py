@@ -17,9 +17,10 @@ from typing import Any
 
 import edgeopt
 from edgeopt import digest
+from edgeopt.backends import compiled_for
 from edgeopt.pipeline.job import Job
 
-_TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "numpy")
+_TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "openvino", "numpy")
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 _NOT_IN = ("pyvenv.cfg", "onboard.pyz")  # of environments and of artifacts, which hold the project's op libraries
 
@@ -88,6 +89,7 @@ def stage_keys(job: Job) -> dict[str, str]:
         {
             "before": before, "project": project, "profile": profile, "target_python": job.target_python,
             "device": (job.device.label, job.device.facts) if job.device else None,
+            "compiled_for": compiled_for.of_stage_key(job.profile),
         }
     )  # fmt: skip
     return keys

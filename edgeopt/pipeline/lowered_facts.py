@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeopt.backends.integer_kernels import FLOAT_PRODUCTS, INTEGER_PRODUCTS, kernels
+from edgeopt.backends import integer_kernels, openvino_kernels
 from edgeopt.device.runner import Response
 from edgeopt.errors import DataError, LoweringError
 from edgeopt.program import ExportedGraph, Program
@@ -24,6 +24,9 @@ from edgeopt.spec.manifest import Candidate, Feed, belongs_to
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.report import Check
 
+# operators of onnxruntime, and layer types of OpenVINO, which are the same on integers and in float
+_INTEGER_PRODUCTS = integer_kernels.INTEGER_PRODUCTS | openvino_kernels.PRODUCTS
+_FLOAT_PRODUCTS = integer_kernels.FLOAT_PRODUCTS | openvino_kernels.PRODUCTS
 MOST_COMPARED = 8  # calls that the simulation is run on
 
 
@@ -40,6 +43,7 @@ class Facts:
     floats: dict[str, int] | None = None
     meant: int | None = None
     simulated: Error | None = None
+    runtime: str = "onnxruntime"
 
     @property
     def stayed_float(self) -> int:
@@ -48,11 +52,11 @@ class Facts:
 
     @property
     def integer_contractions(self) -> int:
-        return sum((self.integer or {}).get(name, 0) for name in INTEGER_PRODUCTS)
+        return sum((self.integer or {}).get(name, 0) for name in _INTEGER_PRODUCTS)
 
     @property
     def float_contractions(self) -> int:
-        return sum((self.floats or {}).get(name, 0) for name in FLOAT_PRODUCTS)
+        return sum((self.floats or {}).get(name, 0) for name in _FLOAT_PRODUCTS)
 
 
 def size_bytes(folder: Path, file: str) -> int:
@@ -67,8 +71,9 @@ def facts_of(
     size = size_bytes(folder, candidate.file)
     integer, floats = _kernels(candidate, folder, profile, program.custom_ops if program is not None else NONE)
     if candidate.precision != "int8" or not isinstance(program, ExportedGraph):
-        return Facts(size, integer, floats)
-    return Facts(size, integer, floats, _meant(program) if integer is not None else None, simulated)
+        return Facts(size, integer, floats, runtime=candidate.runtime)
+    meant = _meant(program) if integer is not None else None
+    return Facts(size, integer, floats, meant, simulated, candidate.runtime)
 
 
 def against_simulation(
@@ -103,11 +108,11 @@ def integer_check(facts: Facts) -> tuple[Check, ...]:
     ran = facts.meant - facts.stayed_float
     evidence = f"{ran} of {facts.meant} convolutions and matrix products run on integers"
     if facts.stayed_float:
-        floats = {name: count for name, count in (facts.floats or {}).items() if name in FLOAT_PRODUCTS}
+        floats = {name: count for name, count in (facts.floats or {}).items() if name in _FLOAT_PRODUCTS}
         named = ", ".join(f"{count} {name}" for name, count in floats.items())
         evidence = (
             f"{facts.stayed_float} of {facts.meant} convolutions and matrix products that were quantized stayed float "
-            f"in onnxruntime's own graph" + (f" ({named})" if named else "")
+            f"in {facts.runtime}'s own graph" + (f" ({named})" if named else "")
         )
     verdict = "pass" if 2 * ran >= facts.meant else "fail"
     return (Check(name="integer kernels", verdict=verdict, value=ran, limit=facts.meant / 2, evidence=evidence),)
@@ -116,12 +121,17 @@ def integer_check(facts: Facts) -> tuple[Check, ...]:
 def _kernels(
     candidate: Candidate, folder: Path, profile: Profile, operators: CustomOps
 ) -> tuple[dict[str, int] | None, dict[str, int] | None]:
-    """What onnxruntime runs on a CPU of this machine's architecture, where that is the target's too."""
+    """What the runtime runs on a CPU of this machine's architecture, where that is the target's too.
+
+    Of OpenVINO's float candidates nothing is counted: it costs a process, and all of their kernels are float.
+    """
     on_cpu = profile.target.arch == platform.machine() and profile.target.kind == "cpu"
-    if candidate.runtime != "onnxruntime" or not on_cpu:
+    of_openvino = candidate.runtime == "openvino" and candidate.precision == "int8"
+    if not (candidate.runtime == "onnxruntime" or of_openvino) or not on_cpu:
         return None, None
     try:
-        found = kernels(folder / candidate.file, operators)
+        path = folder / candidate.file
+        found = openvino_kernels.kernels(path) if of_openvino else integer_kernels.kernels(path, operators)
     except LoweringError as why:
         log.debug("%s: its kernels are not counted: %s", candidate.name, why.what)
         return None, None

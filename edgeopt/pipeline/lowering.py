@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeopt import digest
+from edgeopt.backends import compiled_for
 from edgeopt.errors import EdgeoptError
 from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.job import Job
@@ -22,7 +23,9 @@ _INDEX = "lowered.json"
 # a bound of its own. int8 is bounded once it has been measured, see assemble.
 _TOLERANCES = {
     ("onnxruntime", "fp32"): Tolerance(max_abs=1e-3),
+    ("openvino", "fp32"): Tolerance(max_abs=1e-3),
     ("torchscript", "fp32"): Tolerance(max_abs=1e-3),
+    ("aoti", "fp32"): Tolerance(max_abs=1e-3),
     ("tensorrt", "fp32"): Tolerance(sqnr_db=40),
     ("tensorrt", "fp16"): Tolerance(sqnr_db=30),
     ("onnxruntime", "fp16"): Tolerance(sqnr_db=FORMATS["fp16"].least_sqnr_db),
@@ -55,6 +58,7 @@ def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path)
             "program": key, "profile": job.profile.model_dump(mode="json"), "target_python": job.target_python,
             "outputs": [program.signature.output_names, program.signature.decisions],
             "heads": {name: head.model_dump(mode="json") for name, head in job.project.outputs.items()},
+            "compiled_for": compiled_for.of_stage_key(job.profile),
         }
     )  # fmt: skip
     found = cache.find("lower", place)

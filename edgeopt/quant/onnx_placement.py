@@ -210,4 +210,6 @@ TENSORRT: tuple[tuple[str, tuple[str, ...], Place], ...] = (
     ("linear", ("Gemm",), _gemm),
     ("matmul", ("MatMul",), _matmul),
 )
-TABLES = {"onnxruntime-x86": ONNXRUNTIME, "onnxruntime-arm": ONNXRUNTIME, "tensorrt": TENSORRT}
+TABLES = {
+    "onnxruntime-x86": ONNXRUNTIME, "onnxruntime-arm": ONNXRUNTIME, "openvino": ONNXRUNTIME, "tensorrt": TENSORRT,
+}  # fmt: skip

@@ -47,7 +47,7 @@ def prepare(
     if not quantization.per_channel and even_weights.even(module):
         program = dataclasses.replace(program, module=graph.copied(module))
     batch_norms.hide(module)
-    if quantization.placement.startswith("onnxruntime"):
+    if quantization.placement != "tensorrt":
         rewrites.global_pooling(module)
         if quantization.activations == "uint8-asymmetric":
             frames.as_integers(module)

@@ -6,6 +6,7 @@ from or how often that module was called. Rules run in graph order: what stands 
 
 from __future__ import annotations
 
+from edgeopt.quant import rules_openvino
 from edgeopt.quant.annotations import (
     ACTIVATIONS,
     CONVOLUTIONS,
@@ -83,6 +84,18 @@ TENSORRT = (
     Rule("add", ("add",), residual_add),
 )
 
-PLACEMENTS = {"onnxruntime-x86": ONNXRUNTIME, "onnxruntime-arm": ONNXRUNTIME, "tensorrt": TENSORRT}
+# As onnxruntime's, but OpenVINO computes in float what is not listed here, within the convolution before it where it can
+_OPENVINO_OWN = (
+    Rule("convolution", CONVOLUTIONS, rules_openvino.convolution),
+    Rule("transposed convolution", TRANSPOSED, rules_openvino.convolution),
+    Rule("mul", ("mul",), stays_float("OpenVINO multiplies element by element in float")),
+    Rule("pointwise", ("sigmoid", "leaky_relu"), _WHOLE),
+)
+_OWN_NAMES = {rule.name: rule for rule in _OPENVINO_OWN}
+OPENVINO = tuple(_OWN_NAMES.get(rule.name, rule) for rule in ONNXRUNTIME)
+
+PLACEMENTS = {
+    "onnxruntime-x86": ONNXRUNTIME, "onnxruntime-arm": ONNXRUNTIME, "openvino": OPENVINO, "tensorrt": TENSORRT,
+}  # fmt: skip
 # where the arithmetic is
 COUNTED = {"convolution", "transposed convolution", "linear", "matmul", "attention"}

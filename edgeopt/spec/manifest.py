@@ -131,7 +131,7 @@ class Candidate(Value):
     """A runtime with a file that it loads; the device runs the one that `selection.json` names, else the first."""
 
     name: ArtifactName
-    runtime: Literal["onnxruntime", "torchscript", "tensorrt"]
+    runtime: Literal["onnxruntime", "openvino", "torchscript", "aoti", "tensorrt"]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     file: FilePath
     flags: dict[str, Any] = {}  # fuser flags or session options; applied by the runner, each checked by trying it

@@ -262,7 +262,7 @@ def _for_torch(fuser: Fuser, fusion: Fusion, target: Target) -> tuple[dict[str, 
 def _saturation(file: ProfileFile, target: Target) -> tuple[str, ...]:
     """What is said where 8 bits are asked for on a CPU that sums them in int16."""
     resolved = _quantization(file, target)
-    if resolved.placement != "onnxruntime-x86" or target.vnni or resolved.weight_bits < 8:
+    if resolved.placement not in ("onnxruntime-x86", "openvino") or target.vnni or resolved.weight_bits < 8:
         return ()
     return (
         "quantization.weight_bits: 8, but x86 without VNNI sums products in int16, where they saturate; 7 is exact",
@@ -273,11 +273,12 @@ def _quantization(file: ProfileFile, target: Target) -> ResolvedQuantization:
     q = file.quantization
     here = "onnxruntime-x86" if target.arch == "x86_64" else "onnxruntime-arm"
     on_gpu = "tensorrt" in file.backends and refusal("int8", "tensorrt", target) is None
-    placement = q.placement or ("tensorrt" if on_gpu else here)
+    alone = "openvino" in file.backends and "onnxruntime" not in file.backends and target.arch == "x86_64"
+    placement = q.placement or ("tensorrt" if on_gpu else "openvino" if alone else here)
     symmetric = "int8-symmetric" if placement == "tensorrt" else "uint8-asymmetric"
-    # AVX2 sums pairs of products in int16, which 8-bit weights overflow
+    # without VNNI the kernels of both sum pairs of products in int16, which 8-bit weights overflow
     # (measured on MobileNetV2: error .044, with 7 bits .013)
-    saturates = placement == "onnxruntime-x86" and not target.vnni
+    saturates = placement in ("onnxruntime-x86", "openvino") and not target.vnni
     return ResolvedQuantization(
         placement=placement, activations=q.activations or symmetric,
         weight_bits=q.weight_bits or (7 if saturates else 8), per_channel=q.per_channel, ranges=q.ranges,

@@ -12,6 +12,7 @@ from edgeopt.spec.profile_values import Profile, Target
 _CPU_PRECISIONS = (
     ("onnxruntime", "cpu", None, ("fp16", "int8")),
     ("onnxruntime", "jetson", None, ("int8",)),  # its GPU has fp16
+    ("openvino", "cpu", "x86_64", ("int8",)),
     ("torchscript", "cpu", "x86_64", ("bf16",)),
 )
 # what lowering writes; the hardware may know more
@@ -183,6 +184,11 @@ def _quantization(profile: Profile) -> list[tuple[str, str, str]]:
         out.append(("quantization.placement", "Q/DQ for TensorRT, but the target has no GPU", f"set it to {here}"))
     if q.placement.startswith("onnxruntime") and q.placement != here:
         out.append(("quantization.placement", f"{q.placement}, but the target is {target.arch}", f"set it to {here}"))
+    if q.placement == "openvino" and (target.arch != "x86_64" or "openvino" not in profile.backends):
+        out.append((
+            "quantization.placement", "Q/DQ for OpenVINO, which is no backend here or has no int8 on this CPU",
+            f"add openvino to backends of an x86 target, or set it to {here}",
+        ))  # fmt: skip
     if q.placement == "tensorrt" and q.activations != "int8-symmetric":
         # TensorRT reads Q/DQ with zero point 0 only (facts, 'Q/DQ for TensorRT'; H)
         out.append(("quantization.activations", "TensorRT needs a zero point of 0", "set it to int8-symmetric"))

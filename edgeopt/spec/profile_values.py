@@ -22,11 +22,11 @@ def _quoted(value: Any) -> Any:
 
 VersionText = Annotated[StrictStr, BeforeValidator(_quoted), Field(pattern=r"^\d+(\.\d+)*([.+a-z][0-9A-Za-z.+]*)?$")]
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
-BackendName = Literal["onnxruntime", "torchscript", "tensorrt"]
+BackendName = Literal["onnxruntime", "openvino", "torchscript", "aoti", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Ranges = Literal["minmax", "moving-average", "percentile", "mse", "entropy"]
 Improvement = Literal["equalize", "rounding", "biases"]
-Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "tensorrt"]
+Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "openvino", "tensorrt"]
 # what passes/ fuses; activations after a convolution are fused by the runtimes
 FusionPattern = Literal[
     "conv_bn",
