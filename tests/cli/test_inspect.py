@@ -312,7 +312,7 @@ def test_another_process_may_take_the_port_that_netron_found(tmp_path, monkeypat
         answers = iter([taken.getsockname()])
         monkeypatch.setattr(netron.server, "_make_port", lambda address: next(answers, None) or find(address))
         with served(tmp_path / "net.onnx", browse=False) as address:
-            assert address != "http://127.0.0.1:%d" % taken.getsockname()[1] and not list(answers)
+            assert address != f"http://127.0.0.1:{taken.getsockname()[1]}" and not list(answers)
 
 
 def test_one_build_and_inspect_at_a_time(edgeopt, project):
