@@ -21,6 +21,7 @@ class Job:
     workdir: Path  # .edgeopt beside the project file: the stage cache and scratch files
     progress: Progress = SILENT
     target_python: str | None = None  # an interpreter here that has the target's torch, to test-load TorchScript
+    key: str = ""  # of the stage that runs
 
     @property
     def seed(self) -> int:
