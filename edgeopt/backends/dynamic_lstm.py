@@ -13,15 +13,15 @@ integer kernels around.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 
+from edgeopt.backends import integer_kernels
 from edgeopt.backends.opset_rewrites import drop_unused, nodes_of
 from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import Program
+from edgeopt.program.onnx_session import open_session
 
 FILE_NAME = "int8_dynamic.onnx"
 DOMAIN = "com.microsoft"
@@ -118,7 +118,7 @@ def _with_stored_weights(model: onnx.ModelProto) -> onnx.ModelProto:
             onnx.helper.make_graph(nodes, "weights", [], outputs, list(graph.initializer)),
             opset_imports=list(model.opset_import), ir_version=model.ir_version,
         )  # fmt: skip
-        session = _session(alone.SerializeToString())
+        session = open_session(alone.SerializeToString())
         for name, value in zip(made, session.run(made, {}), strict=True):
             graph.initializer.append(onnx.numpy_helper.from_array(value, f"{name}_stored"))
             at = list(lstm.input).index(name)
@@ -140,7 +140,9 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
 
 
 def _prove(program: Program, given: Path, made: Path) -> None:
-    sessions = [_session(str(path)) for path in (given, made)]
+    sessions = [
+        open_session(path, program.custom_ops, disabled=integer_kernels.DISABLED_FOR_INT8) for path in (given, made)
+    ]
     names = list(program.signature.output_names)
     for call in program.reference:
         exact, found = (session.run(names, call.inputs) for session in sessions)
@@ -151,9 +153,3 @@ def _prove(program: Program, given: Path, made: Path) -> None:
                 raise LoweringError(
                     f"int8 weights of the LSTM move '{name}' by more than {LEAST_SQNR_DB:.0f} dB allow", where=made.name
                 )
-
-
-def _session(model: str | bytes) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # failures come as exceptions
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -7,7 +7,6 @@ DequantizeLinear and a QuantizeLinear, and is slower than the float model.
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import onnxruntime
 
 from edgeopt.errors import LoweringError, first_line
 from edgeopt.program.custom_ops import NONE, CustomOps
+from edgeopt.program.onnx_session import open_session
 
 # The integer kernels of the CPU provider (onnxruntime, docs/OperatorKernels.md): those of the default domain that
 # multiply integers, and the contributed QLinear... and Q... families.
@@ -95,14 +95,9 @@ def kernels(file: Path, custom_ops: CustomOps = NONE) -> Kernels:
         optimized = Path(folder) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(optimized)
-        options.log_severity_level = 4  # it warns that the written file is for this machine
         options.intra_op_num_threads = 1  # nothing is run
-        for library in custom_ops.for_onnxruntime(platform.machine()):
-            options.register_custom_ops_library(str(library.path))
         try:
-            onnxruntime.InferenceSession(
-                str(file), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(DISABLED_FOR_INT8)
-            )
+            open_session(file, custom_ops, disabled=DISABLED_FOR_INT8, options=options)
         except Exception as why:  # onnxruntime's exceptions share no base of their own
             raise LoweringError(f"onnxruntime cannot load the file: {first_line(why)}", where=file.name) from why
         return of_optimized(onnx.load(optimized, load_external_data=False))

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from edgeopt.backends.integer_kernels import DISABLED_FOR_INT8
+from edgeopt.program.custom_ops import NONE, CustomOps
+from edgeopt.program.onnx_session import open_session
 
 KINDS = {"Conv": "convolution", "ConvTranspose": "convolution", "Gemm": "product", "MatMul": "product"}
 _TAKEN_ALONG = ("Relu", "Clip", "LeakyRelu", "HardSigmoid", "Sigmoid", "Tanh", "Add", "QuantizeLinear")
@@ -24,7 +26,9 @@ _ENDING = re.compile(r"(_kernel_time|_nchwc|_token_\d+)+$")
 _WARM_UP = 3
 
 
-def layer_times(file: Path, inputs: Mapping[str, np.ndarray], *, runs: int = 20) -> dict[str, list[float | None]]:
+def layer_times(
+    file: Path, inputs: Mapping[str, np.ndarray], *, custom_ops: CustomOps = NONE, runs: int = 20
+) -> dict[str, list[float | None]]:
     """Kind ('convolution' or 'product') -> median ms of each of that kind, in the file's order.
 
     None for one that the profile does not tell apart, as where several were fused into one kernel. Raises what
@@ -35,7 +39,7 @@ def layer_times(file: Path, inputs: Mapping[str, np.ndarray], *, runs: int = 20)
     nodes = onnx.load(file, load_external_data=False).graph.node
     names, kinds = _names(nodes)
     spent: dict[int, list[float]] = defaultdict(list)
-    for event in _events(file, inputs, runs):
+    for event in _events(file, inputs, custom_ops, runs):
         at = names.get(_ENDING.sub("", event["name"]))
         if at is not None:
             spent[at].append(event["dur"] / 1e3)
@@ -68,17 +72,14 @@ def _names(nodes) -> tuple[dict[str, int], list[str]]:
     return names, kinds
 
 
-def _events(file: Path, inputs: Mapping[str, np.ndarray], runs: int) -> list[dict]:
+def _events(file: Path, inputs: Mapping[str, np.ndarray], custom_ops: CustomOps, runs: int) -> list[dict]:
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as folder:
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
         options.enable_profiling = True
         options.profile_file_prefix = f"{folder}/profile"
-        session = onnxruntime.InferenceSession(
-            str(file), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(DISABLED_FOR_INT8)
-        )
+        session = open_session(file, custom_ops, disabled=DISABLED_FOR_INT8, options=options)
         for _ in range(runs + _WARM_UP):
             session.run(None, dict(inputs))
         events = json.loads(Path(session.end_profiling()).read_bytes())

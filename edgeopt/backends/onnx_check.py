@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from edgeopt.backends import equality
 from edgeopt.backends.backend import precision_of
 from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import OnnxGraph, Program
+from edgeopt.program.onnx_session import open_session
 
 
 def compare(program: Program, path: Path) -> None:
@@ -21,17 +21,10 @@ def compare(program: Program, path: Path) -> None:
     An integer program is compared without the runtime's graph optimizations: what the fused integer kernels of
     this machine's CPU round or saturate says nothing about the file, and is judged by the gates and on the device.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # failures come as exceptions; the log would repeat them on the user's screen
-    integer = precision_of(program) == "int8"
-    if integer:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for library in program.custom_ops.for_onnxruntime(platform.machine()):
-        options.register_custom_ops_library(str(library.path))
-    session = _session(str(path), options, path.name)
+    session = _session(str(path), program, path.name)
     original = None
     if isinstance(program, OnnxGraph):
-        original = _session(program.model.SerializeToString(), options, "the model given")
+        original = _session(program.model.SerializeToString(), program, "the model given")
     within = equality.tolerance(program)
     for case in equality.cases(program):
         if original is None:
@@ -52,9 +45,9 @@ def require_integer_weights(path: Path) -> None:
             raise LoweringError(f"the quantized weight '{node.input[0]}' is stored as float", where=path.name)
 
 
-def _session(model: str | bytes, options: onnxruntime.SessionOptions, name: str) -> onnxruntime.InferenceSession:
+def _session(model: str | bytes, program: Program, name: str) -> onnxruntime.InferenceSession:
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return open_session(model, program.custom_ops, as_written=precision_of(program) == "int8")
     except Exception as why:  # onnxruntime's exceptions share no base of their own
         raise LoweringError(f"onnxruntime cannot load the file: {first_line(why)}", where=name) from why
 

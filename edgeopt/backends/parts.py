@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
-import onnxruntime
 import torch
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
@@ -20,6 +19,7 @@ from edgeopt.backends import equality, onnx_legacy
 from edgeopt.backends.onnx_file import opset_of
 from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import ExportedGraph
+from edgeopt.program.onnx_session import open_session
 from edgeopt.program.onnx_walk import bodies
 from edgeopt.program.parts import NAMESPACE, Part, parts_of, register, variants
 
@@ -116,10 +116,8 @@ def _give_outputs_nodes(graph: GraphProto) -> None:
 
 def _prove(part: Part, model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     what = f"the scripted part '{part.label}'"
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what it says is raised as well
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = open_session(model.SerializeToString())
     except Exception as why:
         raise LoweringError(f"onnxruntime cannot load {what}: {first_line(why)}") from why
     read = {value.name for value in session.get_inputs()}

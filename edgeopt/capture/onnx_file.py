@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,15 +92,10 @@ class _Session:
     """The file under onnxruntime, unoptimised: what `eager.Eager` is for a Python model."""
 
     def __init__(self, path: Path, own: CustomOps):
-        import onnxruntime
+        from edgeopt.program.onnx_session import open_session
 
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
-        for library in own.for_onnxruntime(platform.machine()):
-            options.register_custom_ops_library(str(library.path))
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = open_session(path, own, as_written=True)
         except Exception as why:
             raise ModelError(
                 f"onnxruntime cannot load the file: {first_line(why)}", where=f"key 'model': {path}",

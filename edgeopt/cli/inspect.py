@@ -233,6 +233,7 @@ def _title(found) -> str:
 
 def _serve(found, as_json: bool) -> None:
     """Show the graph in netron until the user ends it."""
+    import contextlib
     import sys
     import threading
 
@@ -240,16 +241,14 @@ def _serve(found, as_json: bool) -> None:
     from edgeopt.report.graph_netron import served
 
     terminal = sys.stdout.isatty() and not as_json
-    with model_file(found) as path, served(path, browse=terminal) as address:
+    ended = contextlib.suppress(KeyboardInterrupt)  # from the first moment at which the user can know the address
+    with model_file(found) as path, served(path, browse=terminal) as address, ended:
         if as_json:
             click.echo(json.dumps({**_data(found), "netron": address}))
         else:
             click.echo(f"netron   {address}  (Ctrl-C ends it)")
         sys.stdout.flush()
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            return
+        threading.Event().wait()
 
 
 def _data(found):

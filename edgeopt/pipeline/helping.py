@@ -43,4 +43,4 @@ def _join(job: Job, store: Any, here: torchrun.Place, key: str) -> None:
         raise
     log.debug("process %d joins the training", here.rank)
     store.set(f"edgeopt/joins/{here.rank}", key)
-    by_name["qat"].run(program, job)
+    by_name["qat"].run(program, dataclasses.replace(job, key=key))

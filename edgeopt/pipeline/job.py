@@ -23,6 +23,7 @@ class Job:
     progress: Progress = SILENT
     target_python: str | None = None  # an interpreter here that has the target's torch, to test-load TorchScript
     device: Device | None = None  # where candidates run at the gates, None for this machine
+    key: str = ""  # of the stage that runs
 
     @property
     def seed(self) -> int:

@@ -19,6 +19,7 @@ import edgeopt
 from edgeopt import digest
 from edgeopt.backends import compiled_for
 from edgeopt.pipeline.job import Job
+from edgeopt.ports import user_code
 
 _TOOLS = ("torch", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "openvino", "numpy")
 _NOT_SOURCES = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
@@ -106,6 +107,7 @@ def read_by(stage: str, job: Job) -> dict[str, Any]:
 
 def _project_sources(job: Job) -> dict[str, str]:
     """Digest of the project's own Python files, and of each package that the project names."""
+    user_code.take_turn(job.project.folder)  # a package is looked for where this project would import it from
     found = {".": _digest_tree(job.project.folder)}
     named = [getattr(job.project, key, None) for key in ("model", "calibration", "train", "loss", "evaluate")]
     named += [job.project.qat.trainer, job.project.qat.optimizer]

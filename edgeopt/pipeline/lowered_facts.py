@@ -35,7 +35,7 @@ class Facts:
     """`integer` and `floats`: operator -> count in the runtime's own optimized graph, None where it was not read.
 
     `meant`: convolutions and matrix products that the program computes on integers; `simulated`: the largest error
-    of an output against the simulation. Both are None for a float candidate.
+    of an output against the simulation. All four are None for a float candidate.
     """
 
     size_bytes: int
@@ -69,8 +69,10 @@ def facts_of(
 ) -> Facts:
     """The facts of a candidate whose file lies in `folder`; `program` is what it was lowered from, where known."""
     size = size_bytes(folder, candidate.file)
+    if candidate.precision != "int8":
+        return Facts(size)
     integer, floats = _kernels(candidate, folder, profile, program.custom_ops if program is not None else NONE)
-    if candidate.precision != "int8" or not isinstance(program, ExportedGraph):
+    if not isinstance(program, ExportedGraph):
         return Facts(size, integer, floats, runtime=candidate.runtime)
     meant = _meant(program) if integer is not None else None
     return Facts(size, integer, floats, meant, simulated, candidate.runtime)

@@ -97,7 +97,10 @@ def _times(ground: Ground, failed: GateRow, floats: tuple[GateRow, ...]) -> tupl
     _, _, at = timing_feed(signature.inputs, signature.axes, ground.reference).partition("/")
     inputs = {key: tensors.read(ground.staging, ref) for key, ref in ground.reference[int(at)].inputs.items()}
     try:
-        return tuple(layer_times(ground.staging / file, inputs) for file in (name, failed.candidate.file))
+        own = ground.optimized.custom_ops
+        return tuple(
+            layer_times(ground.staging / file, inputs, custom_ops=own) for file in (name, failed.candidate.file)
+        )
     except Exception as why:  # onnxruntime's own exceptions have no common root
         log.debug("the layers are not timed: %s", why)
         return None

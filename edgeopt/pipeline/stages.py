@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -53,6 +53,7 @@ def run_stage(
     from edgeopt.pipeline import storage
 
     started = time.perf_counter()
+    job = dataclasses.replace(job, key=key)
     reason = stage.declines(program, job)
     if reason is not None:
         return program, StageRecord(stage.name, 0.0, skipped=reason)
@@ -116,11 +117,9 @@ def _qat(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, Any]]:
 
 
 def _checkpoints(job: Job) -> Any:
-    from edgeopt.pipeline.keys import stage_keys
     from edgeopt.quant.training.checkpoints import Checkpoints
 
-    key = stage_keys(job)["qat"]
-    return Checkpoints(job.workdir / "training" / key[:16], key)
+    return Checkpoints(job.workdir / "training" / job.key[:16], job.key)
 
 
 def _quantize(
@@ -148,16 +147,29 @@ def _reoptimize(program: ExportedGraph, job: Job) -> tuple[Program, dict[str, An
 
 
 def followed(
-    stage: str, program: Program, job: Job, *, watch: Callable[[str, Program], None], verified: bool = True
+    stage: str,
+    program: Program,
+    job: Job,
+    *,
+    watch: Callable[[str, Program], None],
+    verified: bool = True,
+    without: Iterable[str] = (),
 ) -> tuple[Program, list[Any]]:
     """'optimize' or 'reoptimize' run anew, with every pass shown to `watch(name, program)`; the passes' records.
 
-    `verified` off keeps the passes that a build would drop.
+    `verified` off keeps the passes that a build would drop; `without` leaves out those that the build dropped for more
+    than their numbers (see integer_guard.py), as `dropped` finds them in its record.
     """
     from edgeopt import passes
 
     run = {"optimize": passes.optimize, "reoptimize": passes.reoptimize}[stage]
-    return run(program, job.profile, job.passes, _run_of(job, watch=watch, verified=verified))
+    given = {**job.passes, **dict.fromkeys(without, False)}
+    return run(program, job.profile, given, _run_of(job, watch=watch, verified=verified))
+
+
+def dropped(record: StageRecord) -> dict[str, str]:
+    """The passes that the stage dropped, and why."""
+    return {p["name"]: p["reason"] for p in record.details.get("passes", ()) if p["status"] == "dropped"}
 
 
 def _run_of(job: Job, **how: Any) -> Any:

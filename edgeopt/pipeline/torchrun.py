@@ -91,7 +91,7 @@ def training(job: Job) -> Iterator[Any]:
         return
     store = here.store()
     if here.rank == 0:
-        _call_helpers(store, here, _key(job))
+        _call_helpers(store, here, job.key)
     from torch.distributed import PrefixStore
 
     meeting = PrefixStore("edgeopt/training", store)
@@ -112,9 +112,3 @@ def _call_helpers(store: Any, here: Place, key: str) -> None:
                 f"process {rank} cannot join the training: {answer}", where="torchrun",
                 todo="give every machine the same project, data and versions",
             )  # fmt: skip
-
-
-def _key(job: Job) -> str:
-    from edgeopt.pipeline.keys import stage_keys
-
-    return stage_keys(job)["qat"]

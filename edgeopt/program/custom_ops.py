@@ -207,8 +207,7 @@ def _module_at(dotted: str, folder: Path) -> Path | None:
     """The file that the name would be imported from."""
     import importlib.util
 
-    if str(folder.resolve()) not in sys.path:
-        sys.path.insert(0, str(folder.resolve()))
+    user_code.take_turn(folder)
     try:
         found = importlib.util.find_spec(dotted)
     except Exception:  # a package's own code may fail in any way

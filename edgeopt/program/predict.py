@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 
 import numpy as np
@@ -53,15 +52,8 @@ def _runner(program: Program) -> Predict:
 
 
 def _onnx_runner(program: OnnxGraph) -> Predict:
-    import onnxruntime
+    from edgeopt.program.onnx_session import open_session
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # the file as it is
-    for library in program.custom_ops.for_onnxruntime(platform.machine()):
-        options.register_custom_ops_library(str(library.path))
-    session = onnxruntime.InferenceSession(
-        program.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_session(program.model.SerializeToString(), program.custom_ops, as_written=True)
     names = list(program.signature.output_names)
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import platform
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,10 +19,11 @@ import numpy as np
 import onnx
 import torch
 
-from edgeopt.errors import DeclinedError
+from edgeopt.errors import DeclinedError, first_line
 from edgeopt.program import OnnxGraph, Signature
 from edgeopt.program import batches as _batches
 from edgeopt.program.data import empty
+from edgeopt.program.onnx_session import open_session
 from edgeopt.progress import SILENT, Progress
 from edgeopt.quant import findings, off_centre, onnx_placement
 from edgeopt.quant.prepare import in_words
@@ -128,7 +128,7 @@ def _at_opset(model: onnx.ModelProto, program: OnnxGraph) -> onnx.ModelProto:
         return onnx.version_converter.convert_version(_with_weights_inside(model), OPSET)
     except Exception as why:  # the converter raises whatever its adapters raise
         raise DeclinedError(
-            f"int8 needs opset {OPSET}, and onnx cannot convert the file from opset {opset}: {_first_line(why)}",
+            f"int8 needs opset {OPSET}, and onnx cannot convert the file from opset {opset}: {first_line(why)}",
             where="stage 'quantize'", todo=f"export it with opset {OPSET} or later",
         ) from why  # fmt: skip
 
@@ -166,13 +166,13 @@ def _prepared(model: onnx.ModelProto, program: OnnxGraph, inputs: dict[str, np.n
             # symbolic inference leaves files in the working directory where it fails; onnx's own tells types as well
             quant_pre_process(str(given_at), str(out), skip_symbolic_shape=True)
             prepared = _with_flat_biases(_named(onnx.load(out)))
-            found = _session(prepared, program).run(names, inputs)
+            found = open_session(prepared.SerializeToString(), program.custom_ops).run(names, inputs)
         except Exception as why:  # neither onnxruntime's nor onnx's exceptions share a base
             raise DeclinedError(
-                f"onnxruntime cannot prepare the file for quantization: {_first_line(why)}", where="stage 'quantize'",
+                f"onnxruntime cannot prepare the file for quantization: {first_line(why)}", where="stage 'quantize'",
                 todo="check the sizes that the file declares, or export it anew",
             ) from why  # fmt: skip
-    given = _session(program.model, program).run(names, inputs)
+    given = open_session(program.model.SerializeToString(), program.custom_ops).run(names, inputs)
     for name, a, b in zip(names, given, found, strict=True):
         largest = float(np.abs(a.astype(np.float64)).max(initial=0.0))
         apart = float(np.abs(a.astype(np.float64) - b).max(initial=0.0)) if a.shape == b.shape else math.inf
@@ -208,7 +208,7 @@ def _calibrated(
         "dtype": spec.dtype, "qscheme": spec.qscheme, "quant_min": spec.quant_min, "quant_max": spec.quant_max
     }  # fmt: skip
     observers = {name: spec.observer_or_fake_quant_ctr(**settings) for name in names}
-    session = _session(_showing(model, list(names)), program)
+    session = open_session(_showing(model, list(names)).SerializeToString(), program.custom_ops)
     made = [name for name in names if name not in program.signature.input_names]
     seen = 0
     with progress.bar("calibrating", limit) as advance:
@@ -274,7 +274,7 @@ def _written(
             quantizer.quantize_model()
         except Exception as why:  # an assertion or a KeyError about a form that it did not think of
             raise DeclinedError(
-                f"onnxruntime's quantizer fails on the file: {type(why).__name__}: {_first_line(why)}",
+                f"onnxruntime's quantizer fails on the file: {type(why).__name__}: {first_line(why)}",
                 where="stage 'quantize'", todo="name the nodes that it may be about in keep_float",
             ) from why  # fmt: skip
         quantizer.model.topological_sort()
@@ -309,16 +309,6 @@ def _warnings(
     return tuple(lines)
 
 
-def _session(model: onnx.ModelProto, program: OnnxGraph) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # failures come as exceptions
-    for library in program.custom_ops.for_onnxruntime(platform.machine()):
-        options.register_custom_ops_library(str(library.path))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what onnxruntime's tools log: advice on options that are chosen here, and errors that they raise too."""
@@ -332,8 +322,3 @@ def _quiet() -> Iterator[None]:
     finally:
         onnxruntime.set_default_logger_severity(2)  # its own default; it cannot be asked what was set
         logging.disable(was)
-
-
-def _first_line(why: BaseException | None) -> str:
-    text = str(why).strip()
-    return text.splitlines()[0][:300] if text else type(why).__name__

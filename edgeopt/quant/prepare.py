@@ -6,10 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from edgeopt.program import ExportedGraph, graph
+from edgeopt.program import ExportedGraph, fakes, graph, stored
 from edgeopt.quant import annotations, batch_norms, even_weights, frames, pt2e, rewrites, scheme
 from edgeopt.quant.quantizer import PlacementQuantizer
 from edgeopt.quant.report import QuantReport, report_of
@@ -61,13 +62,39 @@ def prepare(
 
 
 def complete_metadata(module: torch.fx.GraphModule, program: ExportedGraph) -> None:
-    """Rules read dtypes and ranks from `meta['val']`; stored tensors and nodes of graph passes may lack it."""
-    nodes = [node for node in module.graph.nodes if node.op in ("call_function", "placeholder", "get_attr")]
-    if all("val" in node.meta for node in nodes):
-        return
-    axes = graph.sizes(program.signature, "example")
-    example = graph.to_tensors(program.signature, graph.synthetic(program.signature, axes, seed=0))
-    FakeTensorProp(module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*example)
+    """Rules read dtypes, ranks and sizes from `meta['val']`; stored tensors and nodes of graph passes may lack it.
+
+    What is there stays, and what is missing is worked out from it, so that sizes that vary stay expressions. Where
+    that cannot be, as in a graph without any, the inputs get expressions for the signature's axes first.
+    """
+    missing = [n for n in module.graph.nodes if n.op in ("call_function", "placeholder", "get_attr") and _lacks(n)]
+    if any(node.op == "placeholder" for node in missing):
+        missing = [n for n in module.graph.nodes if n.op in ("call_function", "placeholder", "get_attr")]
+        for node in missing:  # of another fake mode
+            node.meta.pop("val", None)
+        _give_inputs_values(module, program)
+    for node in missing:
+        if node.op == "call_function":
+            node.meta["val"] = fakes.result(node.target, node.args, node.kwargs)
+        elif node.op == "get_attr" and stored.is_stored(module, node):
+            node.meta["val"] = stored.fake(module.graph, stored.tensor(module, node))
+
+
+def _lacks(node: torch.fx.Node) -> bool:
+    return "val" not in node.meta
+
+
+def _give_inputs_values(module: torch.fx.GraphModule, program: ExportedGraph) -> None:
+    """Fake tensors whose dynamic axes are symbols, in place of what the inputs have."""
+    signature = program.signature
+    axes = graph.sizes(signature, "example")
+    example = graph.to_tensors(signature, graph.synthetic(signature, axes, seed=0))
+    mode, inputs = FakeTensorMode(shape_env=ShapeEnv()), [n for n in module.graph.nodes if n.op == "placeholder"]
+    for node, spec, tensor in zip(inputs, signature.inputs, example, strict=True):
+        sizes = [DimDynamic.DYNAMIC if isinstance(size, str) else DimDynamic.STATIC for size in spec.shape]
+        node.meta["val"] = mode.from_tensor(
+            tensor, source=ConstantSource(node.name), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)
+        )
 
 
 def in_words(quantization: ResolvedQuantization) -> str:

@@ -274,7 +274,8 @@ def test_netron_serves_the_file_until_it_is_interrupted(tmp_path):
         line = next(line for line in process.stdout if line.startswith("netron"))
         address = line.split()[1]
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{address}/data/net.onnx", timeout=30) as answer:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"{address}/data/net.onnx", timeout=60) as answer:
             assert answer.read() == (tmp_path / "net.onnx").read_bytes()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -282,6 +283,36 @@ def test_netron_serves_the_file_until_it_is_interrupted(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_netron_may_be_ended_as_soon_as_its_address_is_written(edgeopt, tmp_path, monkeypatch):
+    pytest.importorskip("netron")
+    onnx.save(onnx_model(), tmp_path / "net.onnx")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    written = []
+    monkeypatch.setattr(
+        "click.echo", lambda line="", **how: written.append(line) or line[:6] != "netron" or interrupted()
+    )
+    status, _, _ = edgeopt("inspect", tmp_path / "net.onnx", "--netron")
+    assert status == 0 and written[-1].startswith("netron   http://127.0.0.1:")
+
+
+def test_another_process_may_take_the_port_that_netron_found(tmp_path, monkeypatch):
+    netron = pytest.importorskip("netron")
+    import socket
+
+    from edgeopt.report.graph_netron import served
+
+    onnx.save(onnx_model(), tmp_path / "net.onnx")
+    find = netron.server._make_port
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answers = iter([taken.getsockname()])
+        monkeypatch.setattr(netron.server, "_make_port", lambda address: next(answers, None) or find(address))
+        with served(tmp_path / "net.onnx", browse=False) as address:
+            assert address != f"http://127.0.0.1:{taken.getsockname()[1]}" and not list(answers)
 
 
 def test_one_build_and_inspect_at_a_time(edgeopt, project):

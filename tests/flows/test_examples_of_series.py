@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -50,9 +51,11 @@ def data_of(example: str):
 def built(request, tmp_path_factory):
     example = request.param
     data = data_of(example)
-    out = tmp_path_factory.mktemp(example) / f"{example}.edgeopt"
-    project = ROOT / "examples" / example
-    done = run_edgeopt("build", "--profile", "x86-cpu", "--project", str(project), "--out", str(out), "--no-cache")
+    folder = tmp_path_factory.mktemp(example)
+    out, project = folder / f"{example}.edgeopt", folder / "examples" / example
+    shutil.copytree(ROOT / "examples" / example, project, ignore=shutil.ignore_patterns(".edgeopt", "*.edgeopt"))
+    (folder / ".zoo").symlink_to(ROOT / ".zoo")
+    done = run_edgeopt("build", "--profile", "x86-cpu", "--project", str(project), "--out", str(out))
     assert done.returncode == 0, done.stderr
     return example, data, out
 

@@ -103,6 +103,17 @@ def test_a_package_that_the_project_names_counts_and_is_not_imported(folder, tmp
     assert first_changed(before, keys(folder, project=named)) == "capture"
 
 
+def test_a_module_named_without_py_counts_the_same_before_and_after_it_was_imported(folder, tmp_path_factory):
+    from edgeopt.ports.user_code import load_attribute
+
+    other = write_project(tmp_path_factory.mktemp("other"))
+    named = {"evaluate": "data:evaluate"}
+    before = keys(folder, project=named)
+    for project in (folder, other):
+        load_attribute("data:evaluate", project, key="evaluate")
+        assert first_changed(before, keys(folder, project=named)) is None
+
+
 def test_the_keys_are_found_without_torch(folder):
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
