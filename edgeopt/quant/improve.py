@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgeopt.program import ExportedGraph
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import bias_correction, equalize, rounding, samples
+from edgeopt.quant import bias_correction, distill, equalize, rounding, samples
 from edgeopt.quant.prepare import Prepared
 from edgeopt.quant.samples import Batch
 from edgeopt.spec.profile import ResolvedQuantization
@@ -24,8 +24,21 @@ def before(
     return program, {"equalize": did}
 
 
-def after(prepared: Prepared, kept: Sequence[Batch], *, progress: Progress = SILENT) -> tuple[dict[str, str], int]:
-    """The methods that change the calibrated program, in place; method -> what it did, and how many biases changed."""
+def after(
+    prepared: Prepared, kept: Sequence[Batch], *, float_program: ExportedGraph, progress: Progress = SILENT
+) -> tuple[dict[str, str], int]:
+    """The methods that change the calibrated program, in place; method -> what it did, and how many biases changed.
+
+    `float_program` is what was given to `before`: equalization may have moved the prepared one away from it.
+    """
+    done, biases = _rounded(prepared, kept, progress)
+    if "distill" in prepared.quantization.improve:
+        learned = distill.distill(prepared, float_program, kept, progress=progress)
+        done["distill"] = learned.in_words()
+    return done, biases
+
+
+def _rounded(prepared: Prepared, kept: Sequence[Batch], progress: Progress) -> tuple[dict[str, str], int]:
     wanted = [name for name in prepared.quantization.improve if name in ("rounding", "biases")]
     if not wanted:
         return {}, 0

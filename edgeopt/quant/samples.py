@@ -44,7 +44,7 @@ def spread(program: ExportedGraph, kept: Sequence[Batch]) -> list[Batch]:
     """
     rows = sum(count(batch) for batch in kept)
     most = max(1, WALKED_ELEMENTS // (TENSORS_AT_ONCE * _largest(program)))
-    step, free = -(-rows // most), _batch_axis(program.signature)
+    step, free = -(-rows // most), by_rows(program.signature)
     if len(kept) == 1 and free and rows >= 2:  # two halves can be told apart
         kept = [[tensor[i::2] for tensor in kept[0]] for i in (0, 1)]
     if step <= 1:
@@ -59,7 +59,7 @@ def count(batch: Batch) -> int:
     return batch[0].shape[0] if batch and batch[0].ndim else 1
 
 
-def _batch_axis(signature: Signature) -> bool:
+def by_rows(signature: Signature) -> bool:
     """Whether the first axis of every input is one and the same, and free to be of any size."""
     first = {spec.shape[0] if spec.shape else 0 for spec in signature.inputs}
     return len(first) == 1 and all(isinstance(name, str) and signature.axes[name].min <= 2 for name in first)

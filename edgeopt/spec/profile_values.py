@@ -25,7 +25,7 @@ PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 BackendName = Literal["onnxruntime", "openvino", "torchscript", "aoti", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Ranges = Literal["minmax", "moving-average", "percentile", "mse", "entropy"]
-Improvement = Literal["equalize", "rounding", "biases"]
+Improvement = Literal["equalize", "rounding", "biases", "distill"]
 Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "openvino", "tensorrt"]
 # what passes/ fuses; activations after a convolution are fused by the runtimes
 FusionPattern = Literal[
