@@ -87,7 +87,10 @@ def stage_keys(job: Job) -> dict[str, str]:
         before = before if stage in _BRANCHES else keys[stage]
     keys["build"] = digest.of_value(
         {
-            "before": before, "project": project, "profile": profile, "target_python": job.target_python,
+            "before": before,
+            "project": project,
+            "profile": profile,
+            "target_python": job.target_python,
             "compiled_for": compiled_for.of_stage_key(job.profile),
         }  # fmt: skip
     )
