@@ -1,7 +1,7 @@
 """aoti: `float.pt2`, the program compiled to machine code by torch's AOTInductor, for this machine and no other.
 
 The compiler runs in a process of its own, which may die or be ended. What comes out is cut down to what loading needs
-(`normalised`): without the C++ sources, debug records and paths of this machine, so that the same program gives the same
+(`normalised`): without the C++ sources, debug records and paths of this machine, so the same program gives the same
 bytes on the same CPU with the same torch and compiler. Another CPU or compiler gives other bytes and another artifact;
 the stage cache counts both in.
 """
@@ -9,6 +9,7 @@ the stage cache counts both in.
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,7 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
     path = out / FILE_NAME
     flags = {"compiled_for": compiled_for.here()}
     try:
-        path.write_bytes(normalised(compiled(program)))
+        path.write_bytes(compiled(program))
         script_reload.check(program, path, python=sys.executable, runtime=runtime, flags=flags)
     except LoweringError as why:
         path.unlink(missing_ok=True)
@@ -77,7 +78,7 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
 
 
 def compiled(program: ExportedGraph) -> bytes:
-    """The package as torch writes it. LoweringError where torch cannot export or compile the program."""
+    """The bytes of the package. LoweringError where torch cannot export or compile the program."""
     with tempfile.TemporaryDirectory(prefix="edgeopt-aoti-") as name:
         folder = Path(name)
         given, made = folder / "program.pt2", folder / "model.pt2"
@@ -93,11 +94,11 @@ def compiled(program: ExportedGraph) -> bytes:
             raise LoweringError(f"AOTInductor was ended after {TIMEOUT_S} s", where=FILE_NAME) from why
         if done.returncode != 0 or not made.exists():
             raise LoweringError(f"AOTInductor cannot compile the program: {_last_words(done)}", where=FILE_NAME)
-        return _without_paths(made.read_bytes(), folder)
+        return normalised(made.read_bytes(), folder)
 
 
-def normalised(data: bytes) -> bytes:
-    """A package with its one library and the library's facts only, under fixed names, the same for the same input."""
+def normalised(data: bytes, folder: Path) -> bytes:
+    """A package that was made in `folder`, with its one library and the library's facts only, under fixed names."""
     reader = torch._C.PyTorchFileReader(io.BytesIO(data))
     records = {name: reader.get_record(name) for name in sorted(reader.get_all_records())}
     libraries = [name for name in records if name.endswith(".so")]
@@ -109,7 +110,7 @@ def normalised(data: bytes) -> bytes:
     for name, record in (
         ("archive_format", _ARCHIVE_FORMAT),
         ("archive_version", records["archive_version"]),
-        ("data/aotinductor/model/model.wrapper.so", _stripped(records[libraries[0]])),
+        ("data/aotinductor/model/model.wrapper.so", _without_traces(_stripped(records[libraries[0]]), folder)),
         ("data/aotinductor/model/model.wrapper_metadata.json", records[facts[0]]),
     ):
         writer.write_record(name, record, len(record))
@@ -129,12 +130,16 @@ def _stripped(library: bytes) -> bytes:
         return path.read_bytes()
 
 
-def _without_paths(data: bytes, folder: Path) -> bytes:
-    """Paths of this machine, which stand in messages of errors only, overwritten by dots of the same length."""
-    torchs = str(Path(torch.__file__).resolve().parents[1])
-    for path in sorted({torchs, str(Path(torch.__file__).parents[1]), str(folder), str(folder.resolve())}, key=len):
-        data = data.replace(path.encode(), b"." * len(path.encode()))
-    return data
+def _without_traces(library: bytes, folder: Path) -> bytes:
+    """Paths of this machine and addresses of this process overwritten by dots; both stand in texts for people only.
+
+    Of what lay in `folder` the names go too: they are hashes of sources that hold such addresses.
+    """
+    installed = Path(torch.__file__).parents[1]
+    made = b"|".join(re.escape(str(path).encode()) for path in (folder.resolve(), folder))
+    others = b"|".join(re.escape(str(path).encode()) for path in (installed.resolve(), installed))
+    traces = re.compile(rb"(?:%b)[^\0]*|%b|(?<= at 0x)[0-9a-f]+(?=>)" % (made, others))
+    return traces.sub(lambda found: b"." * len(found.group()), library)
 
 
 def _last_words(done: subprocess.CompletedProcess) -> str:

@@ -28,7 +28,9 @@ def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
     as 0).
     """
     if profile.target.kind != "cpu":
-        return ("OpenVINO is offered for CPU targets; on this one onnxruntime serves the CPU, and OpenVINO no GPU of it",)
+        return (
+            "OpenVINO is offered for CPU targets; on this one onnxruntime serves the CPU, and OpenVINO no GPU of it",
+        )
     reason = cannot(precision_of(program), runtime, profile.target)
     return (*((reason,) if reason else ()), *_narrowed(program.signature))
 
@@ -54,7 +56,9 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
 
 def _narrowed(signature: Signature) -> tuple[str, ...]:
     values = (*signature.inputs, *signature.outputs)
-    wide = [f"'{spec.name}' is float64, which OpenVINO computes in float32" for spec in values if spec.dtype == "float64"]
+    wide = [
+        f"'{spec.name}' is float64, which OpenVINO computes in float32" for spec in values if spec.dtype == "float64"
+    ]
     for spec in signature.inputs:
         low, high = signature.values.get(spec.name, (0, 0))
         if spec.dtype == "int64" and not (int(low) in _INT32 and int(high) in _INT32):

@@ -22,13 +22,14 @@ TIMEOUT_S = 600  # an emulated torch takes a minute to import
 
 def check(
     program: ExportedGraph | ScriptGraph, path: Path, *, python: str, libraries: Sequence[OpLibrary] = (),
-    runtime: str = "torchscript", flags: Mapping[str, Any] | None = None,
+    runtime: str = "torchscript", flags: Mapping[str, Any] | None = None, calls: int = 1,
 ) -> str:  # fmt: skip
     """The version of `python`'s torch, which loaded the file and gave the program's outputs; else LoweringError.
 
     `libraries`: of the user's operators, loaded before it. `runtime` and `flags`: as of the candidate that names it.
+    `calls`: of each case, one after the other, for executors that change the graph once they have seen sizes.
     """
-    cases = list(equality.cases(program))
+    cases = [case for case in equality.cases(program) for _ in range(calls)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(path, folder / path.name)
@@ -73,7 +74,9 @@ def _run(
     return version, answer
 
 
-def _request(folder: Path, candidate: dict[str, Any], program: ExportedGraph | ScriptGraph, cases: list[equality.Case]) -> dict:
+def _request(
+    folder: Path, candidate: dict[str, Any], program: ExportedGraph | ScriptGraph, cases: list[equality.Case]
+) -> dict:
     """The runner's request, as onboard/run.py describes it."""
     return {
         "protocol": 1,

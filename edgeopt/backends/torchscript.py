@@ -13,20 +13,22 @@ import platform
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from edgeopt.backends import custom_ops, script_file, script_reload, script_source
+from edgeopt.backends import custom_ops, fuser, script_file, script_reload, script_source
 from edgeopt.backends.backend import Lowered, disk_full, precision_of, refusal
 from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import ExportedGraph, OnnxGraph, Program, ScriptGraph, devices
 from edgeopt.spec.jetpack import version_tuple
-from edgeopt.spec.manifest import Candidate
+from edgeopt.spec.manifest import Candidate, Refusal
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_checks import refusal as cannot
 from edgeopt.spec.profile_values import TorchRange
 
 runtime = "torchscript"
+_CALLS_UNTIL_FUSED = 3  # the executor records sizes in the first calls, and then compiles what it fuses
 _FILE_NAMES = {"fp32": "float.pt", "fp16": "float16.pt", "bf16": "bfloat16.pt"}
 
 
@@ -42,6 +44,9 @@ def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
 
 def lower(program: Program, profile: Profile, out: Path, *, target_python: str | None = None) -> Lowered:
     """The candidate 'torchscript-fp32', -fp16 or -bf16, once its file gave the program's outputs in another process.
+
+    Beside the one with the profile's fuser flags there is one for each combination of flags that the profile tries
+    (`fuser.trials`), of the same file.
 
     For a target whose torch is not this one that process is `target_python`'s; without it the file is refused,
     since a newer torch writes operators that an older one does not know, and an abort is the answer to some.
@@ -64,7 +69,25 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
         path.unlink(missing_ok=True)
         return refusal(name, why)
     candidate = Candidate(name=name, runtime=runtime, precision=precision, file=path.name, flags=profile.fuser_flags)
-    return Lowered(files=(path.name,), candidates=(candidate,))
+    variants, refused = _variants(candidate, program, path, profile, target_python) if precision == "fp32" else ((), ())
+    return Lowered(files=(path.name,), candidates=(candidate, *variants), refused=refused)
+
+
+def _variants(
+    candidate: Candidate, program: ExportedGraph | ScriptGraph, path: Path, profile: Profile, target_python: str | None
+) -> tuple[tuple[Candidate, ...], tuple[Refusal, ...]]:
+    """The candidates of the same file under other fuser flags, each once it gave the program's outputs with them."""
+    tried, declined = fuser.trials(profile)
+    made = []
+    for variant, flags in tried.items():
+        try:
+            _test_load(program, path, profile, target_python, flags=flags, calls=_CALLS_UNTIL_FUSED)
+        except LoweringError as why:
+            declined[variant] = why.what
+        else:
+            made.append(candidate.model_copy(update={"name": f"{candidate.name}-{variant}", "flags": flags}))
+    refused = (Refusal(candidate=f"{candidate.name}-{v}", reason=reason) for v, reason in declined.items())
+    return tuple(made), tuple(refused)
 
 
 def save(program: ExportedGraph | ScriptGraph, path: Path) -> None:
@@ -147,10 +170,12 @@ def untested(profile: Profile, target_python: str | None) -> tuple[str, ...]:
     )
 
 
-def _test_load(program: ExportedGraph | ScriptGraph, path: Path, profile: Profile, target_python: str | None) -> None:
+def _test_load(
+    program: ExportedGraph | ScriptGraph, path: Path, profile: Profile, target_python: str | None, **how: Any
+) -> None:
     arch = profile.target.arch if target_python else platform.machine()
     libraries = program.custom_ops.for_torch(arch)
-    version = script_reload.check(program, path, python=target_python or sys.executable, libraries=libraries)
+    version = script_reload.check(program, path, python=target_python or sys.executable, libraries=libraries, **how)
     target = profile.target.torch
     if target_python is not None and target is not None and not _within(version, target.min, target.max):
         raise LoweringError(

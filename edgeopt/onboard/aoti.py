@@ -37,7 +37,9 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
     # the class that torch._inductor.aoti_load_package wraps, without the compiler's import of some seconds
     loader = torch._C._aoti.AOTIModelPackageLoader(os.path.join(folder, candidate["file"]), "model", False, 1, -1)
     records = [record("compiled_for", compiled_for, "applied")]
-    records += [record(k, v, "missing", "the runner does not know this flag") for k, v in flags.items() if k != "compiled_for"]
+    records += [
+        record(k, v, "missing", "the runner does not know this flag") for k, v in flags.items() if k != "compiled_for"
+    ]
     return Program(torch, loader, outputs, records)
 
 
@@ -45,7 +47,10 @@ def mismatch(compiled_for):
     """Why a package for that machine must not be loaded on this one, as a sentence; None where it may."""
     machine, torch = platform.machine(), environment.version("torch")
     if compiled_for.get("arch") != machine:
-        return "it was compiled for %s and this machine is %s: build it for this one" % (compiled_for.get("arch"), machine)
+        return "it was compiled for %s and this machine is %s: build it for this one" % (
+            compiled_for.get("arch"),
+            machine,
+        )
     if compiled_for.get("torch") != torch:
         return "it was compiled for torch %s and this machine has torch %s: build it again with that" % (
             compiled_for.get("torch"), torch,
@@ -74,7 +79,9 @@ class Program:
         with torch.no_grad():
             found = self._loader.boxed_run(tensors)
         if len(found) != len(self._outputs):
-            raise Failure("run", "the package gives %d tensors, the manifest names %d" % (len(found), len(self._outputs)))
+            raise Failure(
+                "run", "the package gives %d tensors, the manifest names %d" % (len(found), len(self._outputs))
+            )
         return [tensor.detach().numpy() for tensor in found]
 
     def close(self):

@@ -1,8 +1,8 @@
 """openvino: an ONNX file compiled for the CPU by OpenVINO.
 
 Candidate flags: "intra_op_threads" (int or null), "performance_hint" ("latency" or "throughput"),
-"inference_precision" ("f32", which is what it is without the flag too, "bf16" or "f16": left alone, OpenVINO computes an
-fp32 file in bf16 where the CPU has AMX) and "streams" (int or null). `threads` of the request wins over the flag.
+"inference_precision" ("f32", which is what it is without the flag too, "bf16" or "f16": left alone, OpenVINO computes
+an fp32 file in bf16 where the CPU has AMX) and "streams" (int or null). `threads` of the request wins over the flag.
 """
 
 import os
@@ -28,7 +28,9 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
 
     for spec in list(inputs) + list(outputs):
         if spec["dtype"] == "bfloat16":
-            raise Failure("load", "OpenVINO hands tensors over as numpy arrays, which have no bfloat16: " + spec["name"])
+            raise Failure(
+                "load", "OpenVINO hands tensors over as numpy arrays, which have no bfloat16: " + spec["name"]
+            )
     properties, records = _properties(candidate.get("flags") or {}, threads)
     compiled = openvino.Core().compile_model(os.path.join(folder, candidate["file"]), "CPU", properties)
     _check_names(compiled, inputs, outputs)

@@ -102,6 +102,8 @@ def _change(torch, module, flags):
         status, message = "applied", ""
         if function is None:
             status, message = "missing", "torch %s has no torch.jit.%s" % (torch.__version__, flag)
+        elif flags[flag] and flag == "optimize_for_inference" and flags.get("onednn_fusion"):
+            status, message = "refused", "with onednn_fusion the first call fails (torch 2.13)"
         elif flags[flag]:
             try:
                 module = function(module)

@@ -202,7 +202,9 @@ def choose(
 
 def _stand_in(candidate: Candidate) -> Candidate:
     """The candidate as it can be judged on a machine that is not its target."""
-    if candidate.runtime == "tensorrt" or (candidate.runtime in ("onnxruntime", "openvino") and candidate.precision == "int8"):
+    if candidate.runtime == "tensorrt" or (
+        candidate.runtime in ("onnxruntime", "openvino") and candidate.precision == "int8"
+    ):
         return candidate.model_copy(update={"runtime": "onnxruntime", "flags": _OPERATOR_BY_OPERATOR})
     return candidate
 

@@ -88,7 +88,10 @@ def stage_keys(job: Job) -> dict[str, str]:
         before = before if stage in _BRANCHES else keys[stage]
     keys["build"] = digest.of_value(
         {
-            "before": before, "project": project, "profile": profile, "target_python": job.target_python,
+            "before": before,
+            "project": project,
+            "profile": profile,
+            "target_python": job.target_python,
             "device": (job.device.label, job.device.facts) if job.device else None,
             "compiled_for": compiled_for.of_stage_key(job.profile),
         }

@@ -55,7 +55,9 @@ def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path)
     """Write the program's files into `folder` by each backend of the profile. A backend that fails is refused."""
     place = digest.of_value(
         {
-            "program": key, "profile": job.profile.model_dump(mode="json"), "target_python": job.target_python,
+            "program": key,
+            "profile": job.profile.model_dump(mode="json"),
+            "target_python": job.target_python,
             "outputs": [program.signature.output_names, program.signature.decisions],
             "heads": {name: head.model_dump(mode="json") for name, head in job.project.outputs.items()},
             "compiled_for": compiled_for.of_stage_key(job.profile),

@@ -84,7 +84,7 @@ TENSORRT = (
     Rule("add", ("add",), residual_add),
 )
 
-# As onnxruntime's, but OpenVINO computes in float what is not listed here, within the convolution before it where it can
+# As onnxruntime's, but smooth and other activations are float parts of the convolution before them
 _OPENVINO_OWN = (
     Rule("convolution", CONVOLUTIONS, rules_openvino.convolution),
     Rule("transposed convolution", TRANSPOSED, rules_openvino.convolution),

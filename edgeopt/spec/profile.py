@@ -165,9 +165,9 @@ def _resolve(file: ProfileFile, *, name: str, source: str) -> Profile:
             allowed=file.precision.allowed, keep_fp32=file.precision.keep_fp32,
             mechanism=file.precision.mechanism or _mechanism(file, target),
         ),
-        fuser=fuser, fusion=fusion, quantization=_quantization(file, target), backends=file.backends,
-        passes=file.passes, container=_container(file, row), measure=file.measure, limits=file.limits,
-        root=file.root, dla=file.dla,
+        fuser=fuser, fuser_trials=file.fuser.trials, fusion=fusion, quantization=_quantization(file, target),
+        backends=file.backends, passes=file.passes, container=_container(file, row), measure=file.measure,
+        limits=file.limits, root=file.root, dla=file.dla,
         after_activate=file.after_activate, health=file.health, notes=(*notes, *_saturation(file, target)),
     )  # fmt: skip
 
@@ -242,7 +242,7 @@ def _mechanism(file: ProfileFile, target: Target) -> str:
 
 def _for_torch(fuser: Fuser, fusion: Fusion, target: Target) -> tuple[dict[str, Any], Fusion, tuple[str, ...]]:
     """The flags that the target's torch has; each that it lacks becomes a note: nothing goes silently."""
-    flags = {key: value for key, value in fuser if value is not None}
+    flags = {key: value for key, value in fuser if value is not None and key != "trials"}
     newest = jetpack.version_tuple(target.torch.max) if target.torch and target.torch.max else None
     notes = []
     if newest is not None:

@@ -22,6 +22,7 @@ def _quoted(value: Any) -> Any:
 
 VersionText = Annotated[StrictStr, BeforeValidator(_quoted), Field(pattern=r"^\d+(\.\d+)*([.+a-z][0-9A-Za-z.+]*)?$")]
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
+FuserTrial = Literal["onednn", "nnc", "nnc-dynamic", "nnc-cpu", "nnc-cpu-dynamic", "nvfuser", "unprofiled"]
 BackendName = Literal["onnxruntime", "openvino", "torchscript", "aoti", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Ranges = Literal["minmax", "moving-average", "percentile", "mse", "entropy"]
@@ -127,6 +128,9 @@ class Fuser(Value):
     nvfuser: StrictBool | None = Field(None, description="torch._C._jit_set_nvfuser_enabled; torch 1.11 to 2.1")
     onednn_fusion: StrictBool | None = Field(None, description="torch.jit.enable_onednn_fusion; torch 2.1 and later")
     optimize_for_inference: StrictBool | None = Field(None, description="run after loading, never before saving")
+    trials: StrictBool | tuple[FuserTrial, ...] = Field(
+        False, description="combinations of flags that are candidates of their own: on, off, or their names"
+    )
 
 
 class Fusion(Value):
@@ -222,6 +226,7 @@ class Profile(Value):
     target: Target
     precision: ResolvedPrecision
     fuser: dict[str, Any]
+    fuser_trials: bool | tuple[FuserTrial, ...] = False
     fusion: Fusion
     quantization: ResolvedQuantization
     backends: tuple[BackendName, ...]

@@ -103,5 +103,7 @@ def test_it_loads_without_torch(tmp_path):
         "with onboard.load(sys.argv[1]) as p: print(p.predict({'x': numpy.ones((2, 4), 'f')}).shape)\n"
         "sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(artifact.folder)], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(artifact.folder)], capture_output=True, text=True, cwd=tmp_path
+    )
     assert (done.returncode, done.stdout) == (0, "(2, 3)\n"), done.stderr

@@ -28,15 +28,20 @@ def artifact(tmp_path_factory):
 def test_a_device_without_runtimes_answers_what_to_install(artifact, tmp_path, version):
     request = request_of(artifact, tmp_path / "out")
     onnx = request["candidates"][0]
-    request["candidates"] = [onnx, {**onnx, "name": "torchscript-fp32", "runtime": "torchscript"}]
+    others = ("torchscript", "openvino", "aoti")
+    request["candidates"] = [onnx, *({**onnx, "name": f"{name}-fp32", "runtime": name} for name in others)]
     response = ask(artifact, request, tmp_path, python=bare(version, tmp_path))
 
     assert response["environment"]["python"].startswith(version + ".")
-    assert response["environment"]["runtimes"] == dict.fromkeys(["numpy", "onnxruntime", "tensorrt", "torch"])
+    assert response["environment"]["runtimes"] == dict.fromkeys(
+        ["numpy", "onnxruntime", "openvino", "tensorrt", "torch"]
+    )
     failures = {name: r["failure"] for name, r in response["candidates"].items()}
     assert {f["kind"] for f in failures.values()} == {"missing-runtime"}
     assert "install onnxruntime" in failures["onnxruntime-fp32"]["message"]
     assert "install torch" in failures["torchscript-fp32"]["message"]
+    assert "install torch" in failures["aoti-fp32"]["message"]
+    assert failures["openvino-fp32"]["message"] == "the device has no openvino: install openvino with pip"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -79,7 +84,7 @@ def test_the_sources_need_no_more_than_python_3_6():
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.name)
 def test_imports_are_the_standard_library_relative_or_a_runtime(source):
-    runtimes = {"numpy", "onnxruntime", "tensorrt", "torch"}
+    runtimes = {"numpy", "onnxruntime", "openvino", "tensorrt", "torch"}
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
             roots = {alias.name.split(".")[0] for alias in node.names}

@@ -123,3 +123,11 @@ def test_the_keys_are_found_without_torch(folder):
     root = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", code, str(folder), root], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_compiler_counts_where_something_is_compiled_and_nowhere_else(folder, tmp_path, monkeypatch):
+    compiled = {"backends": "[onnxruntime, aoti]"}
+    before, plain = keys(folder, on_profile=compiled), keys(folder)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))  # a machine without one
+    assert first_changed(before, keys(folder, on_profile=compiled)) == "build"
+    assert first_changed(plain, keys(folder)) is None

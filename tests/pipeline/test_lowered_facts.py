@@ -117,3 +117,18 @@ def test_the_facts_are_json(integer, tmp_path):
 
     data = digest.finite(dataclasses.asdict(facts(lowered(integer, tmp_path), tmp_path, integer)))
     assert json.loads(json.dumps(data))["meant"] == 4 and not math.isnan(data["size_bytes"])
+
+
+def test_openvinos_kernels_are_counted_by_its_own_graph(integer, tmp_path):
+    candidate = lowered(integer, tmp_path).model_copy(update={"runtime": "openvino", "name": "openvino-int8"})
+    found = facts(candidate, tmp_path, integer)
+    assert (found.runtime, found.meant, found.integer_contractions, found.stayed_float) == ("openvino", 4, 4, 0)
+    (check,) = integer_check(found)
+    assert check.verdict == "pass"
+
+
+def test_quantized_layers_that_openvino_runs_in_float_fail_in_its_name():
+    found = Facts(1, {"Pooling": 1}, {"Convolution": 3, "FullyConnected": 1, "Eltwise": 2}, 4, None, "openvino")
+    (check,) = integer_check(found)
+    assert check.verdict == "fail" and (found.stayed_float, found.float_contractions) == (4, 4)
+    assert "in openvino's own graph (3 Convolution, 1 FullyConnected)" in check.evidence
