@@ -196,7 +196,7 @@ def _prepare(
     model, path = _project_at(asked, opened)
     wanted = path is not None and (opened is None or _against(asked))
     project = find_project(model, path, asked.overrides) if wanted else None
-    program = _captured(project, progress) if project is not None else None
+    program = captured(project, progress) if project is not None else None
     ground = _of_artifact(opened, folder) if opened else _of_program(project, program, folder)
     classifier = project is not None and project.classifier
     ground = dataclasses.replace(ground, classifier=classifier, model=model, project=path)
@@ -249,7 +249,7 @@ def _peer(name: str, file: str, ground: _Ground, asked: Asked) -> Candidate:
     return _Contender(name=name, runtime="python", precision=_precision(name), file=file, flags=flags)
 
 
-def _captured(project: Project, progress: Progress) -> Program:
+def captured(project: Project, progress: Progress) -> Program:
     """The model as it was captured, from the cache of the project's builds where it is there."""
     job = Job(load_profile("x86-cpu"), project, project.folder / WORKDIR, progress)
     op_files.check(job)
