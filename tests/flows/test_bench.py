@@ -12,7 +12,7 @@ from edgeopt.flows.bench import Asked, bench
 from edgeopt.ports.connect import connect
 from edgeopt.ports.local import LocalConnection
 from tests.small_project import run_edgeopt
-from tests.tiny import tiny_artifact
+from tests.tiny import candidate, tiny_artifact
 
 MODEL = """
 import os, sys
@@ -73,6 +73,17 @@ def test_peers_of_an_artifact_without_its_project_fail_with_that_reason(artifact
     for row in peers:
         assert row.result.failure == "the project of the artifact is not at hand: give it with --project"
         assert row.ratio is None and not row.ours
+
+
+def test_a_peer_of_a_candidates_name_is_another_row(tmp_path):
+    """Both are called onnxruntime: the peer, which has no project here, takes nothing away from the candidate."""
+    named = tiny_artifact(
+        tmp_path, torchscript=False, candidates=[candidate("onnxruntime", "onnxruntime", "float.onnx", opset=13)]
+    )
+    with LocalConnection() as connection:
+        ours, peer = bench(ask(named, against=("onnxruntime",)), connection).rows
+    assert (ours.result.name, ours.ours, ours.result.failure) == ("onnxruntime", True, None) and ours.result.rounds_ms
+    assert (peer.result.name, peer.ours, peer.result.rounds_ms) == ("onnxruntime", False, ()) and peer.result.failure
 
 
 def test_an_artifact_is_benched_on_a_device(artifact, sshd, ssh_config, tmp_path):
