@@ -247,9 +247,14 @@ def test_two_measurements_are_never_made_at_once(artifact, tmp_path):
     """While one process measures, a second one is told by which; outputs alone need no lock."""
     lock = str(tmp_path / "lock")
     inside = tmp_path / "inside"
-    code = f"import time\nopen({str(inside)!r}, 'w').close()\ntime.sleep(600)"
+    code = (
+        "import time, torch\n"
+        f"def hang(n):\n    open({str(inside)!r}, 'w').close()\n    time.sleep(600)\n"
+        "torch.set_num_threads = hang\n"
+    )
+    measure = {**MEASURE, "lock": lock, "tune": ["torchscript-fp32"]}
     request = request_of(
-        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure={**MEASURE, "lock": lock}
+        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=measure, threads=None
     )
     (tmp_path / "out").mkdir()
     (tmp_path / "first.json").write_text(json.dumps(request))
