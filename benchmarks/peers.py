@@ -13,9 +13,10 @@ that come as ONNX files have no eager, compile and aoti; those that a library re
 selection by measurement takes. `limit`: FLOPs over time, as a part of the rate at which torch multiplies two fp32
 matrices of 1536 x 1536 in the same run; int8 may be above 1. Goal: a geometric mean of at least 1.1 over the best peer.
 
-Time of a run: about 100 s a model with the seven peers, of which half is AOTInductor's and torch.compile's compiler;
-a second run on one machine finds their caches and takes about 60 s. --peers leaves some out, --budget stops after so
-many minutes with the models that were done.
+Time of a run, estimated and not measured: 11 contenders at 2 to 4 s of calls each, 10 s of imports, and the compilers
+of AOTInductor and torch.compile, some 60 s for a large model, of which a second run on the machine finds the most in
+its caches (`run --rounds 2 --max-s 0.2` fills them): 80 to 120 s for a torch model, 50 s for an ONNX file, together 10
+to 15 min. --budget stops after so many minutes with the models that were done; --models and --peers leave some out.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(ZOO), metavar="A,B,...")
     parser.add_argument("--peers", default=",".join(PEERS), metavar="A,B,...")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--max-s", type=float, default=3.0, help="seconds of timed calls a contender")
+    parser.add_argument("--max-s", type=float, default=2.0, help="seconds of timed calls a contender")
     parser.add_argument("--budget", type=float, default=15.0, metavar="MIN")
     parser.add_argument("--out", type=Path, default=ROOT / ".zoo" / "built" / "peers")
     parser.add_argument("--site", type=Path, default=ROOT / ".zoo" / "site", help="where fetch-zoo put the packages")
