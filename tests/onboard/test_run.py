@@ -234,6 +234,27 @@ def test_a_setting_that_dies_costs_itself_and_not_the_candidate(artifact, tmp_pa
     assert said in str([setting["failure"] for setting in result["tried"]])
 
 
+IN_A_ROUND = {"abort": ("os.abort()", "abort"), "hang": ("time.sleep(600)", "timeout")}
+
+
+@pytest.mark.parametrize("death, kind", IN_A_ROUND.values(), ids=IN_A_ROUND)
+def test_a_candidate_that_dies_while_it_is_timed_leaves_the_others_their_rounds(artifact, tmp_path, death, kind):
+    """It dies at its 230th input: after every warm-up (200 calls at most), in a round."""
+    code = (
+        "import os, time, torch\n"
+        "count, given = [0], torch.from_numpy\n"
+        "def dies(array):\n"
+        "    count[0] += 1\n"
+        f"    if count[0] == 230: {death}\n"
+        "    return given(array)\n"
+        "torch.from_numpy = dies\n"
+    )
+    measure = {**MEASURE, "rounds": 3, "calls": 150}
+    results = with_ops(artifact, tmp_path, code, measure=measure, timeout_s=3)["candidates"]
+    assert results["torchscript-fp32"]["failure"]["kind"] == kind
+    assert [len(calls) for calls in results["onnxruntime-fp32"]["rounds_s"]] == [150, 150, 150]
+
+
 def test_throughput_gives_one_figure_a_round_for_the_streams_that_were_asked_for(artifact, tmp_path):
     measure = {**MEASURE, "mode": "throughput", "streams": 3, "tune": ["onnxruntime-fp32", "torchscript-fp32"]}
     response = ask(artifact, request_of(artifact, tmp_path / "out", measure=measure), tmp_path)
