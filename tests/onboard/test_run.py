@@ -96,8 +96,9 @@ FATAL = {
 @pytest.mark.parametrize("code, kind, number", FATAL.values(), ids=FATAL)
 def test_a_candidate_that_dies_is_an_answer_and_the_others_go_on(artifact, tmp_path, code, kind, number):
     request = request_of(
-        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=MEASURE, timeout_s=2
-    )
+        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=MEASURE,
+        timeout_s=4 if kind == "timeout" else 60,
+    )  # fmt: skip
     results = ask(artifact, request, tmp_path)["candidates"]
 
     failed = results["torchscript-fp32"]
@@ -234,24 +235,18 @@ def test_a_setting_that_dies_costs_itself_and_not_the_candidate(artifact, tmp_pa
     assert said in str([setting["failure"] for setting in result["tried"]])
 
 
-IN_A_ROUND = {"abort": ("os.abort()", "abort"), "hang": ("time.sleep(600)", "timeout")}
-
-
-@pytest.mark.parametrize("death, kind", IN_A_ROUND.values(), ids=IN_A_ROUND)
-def test_a_candidate_that_dies_while_it_is_timed_leaves_the_others_their_rounds(artifact, tmp_path, death, kind):
+def test_a_candidate_that_aborts_while_it_is_timed_leaves_the_others_their_rounds(artifact, tmp_path):
     """It dies at its 230th input: after every warm-up (200 calls at most), in a round."""
     code = (
-        "import os, time, torch\n"
+        "import os, torch\n"
         "count, given = [0], torch.from_numpy\n"
         "def dies(array):\n"
         "    count[0] += 1\n"
-        f"    if count[0] == 230: {death}\n"
-        "    return given(array)\n"
+        "    return os.abort() if count[0] == 230 else given(array)\n"
         "torch.from_numpy = dies\n"
     )
-    measure = {**MEASURE, "rounds": 3, "calls": 150}
-    results = with_ops(artifact, tmp_path, code, measure=measure, timeout_s=3)["candidates"]
-    assert results["torchscript-fp32"]["failure"]["kind"] == kind
+    results = with_ops(artifact, tmp_path, code, measure={**MEASURE, "calls": 150})["candidates"]
+    assert results["torchscript-fp32"]["failure"]["kind"] == "abort"
     assert [len(calls) for calls in results["onnxruntime-fp32"]["rounds_s"]] == [150, 150, 150]
 
 

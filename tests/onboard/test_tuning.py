@@ -149,6 +149,6 @@ def test_torchs_threads_are_those_of_before_when_the_model_is_closed(tmp_path):
     found = {"candidate": "torchscript-fp32", "settings": {"cores": machine.cores()["all"], "flags": {}}}
     found["settings"]["threads"] = before + 1
     (artifact.folder / "selection.json").write_text(json.dumps(found))
-    with edgeopt.load(artifact.folder) as model:
+    with onboard.load(artifact.folder) as model:
         assert model.candidate == "torchscript-fp32" and torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
