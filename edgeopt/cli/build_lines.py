@@ -83,6 +83,8 @@ def gate_line(row: Any) -> str:
         figures = [f"SQNR {result.sqnr_db:.1f} dB (proxy)" if math.isfinite(result.sqnr_db) else "equal (proxy)"]
     if result.p50_ms is not None and row.stand_in is None:
         figures.append(f"p50 {result.p50_ms:.3f} ms")
+    if result.answers_per_s is not None and row.stand_in is None:
+        figures.append(f"{result.answers_per_s:.1f} answers/s")
     if row.facts is not None:
         figures.append(_size(row.facts.size_bytes))
     by_flag = row.candidate.precision in HALF_PRECISIONS and row.candidate.file == "float.onnx"

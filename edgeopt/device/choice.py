@@ -55,6 +55,7 @@ def selection(
         reason="; ".join(words),
         verdict="undecided" if best.ms is None else "faster" if len(results) > 1 else "only",
         figures={r.name: _figures(r) for r in results},
+        mode="throughput" if best.answers_per_s else "latency",
         settings=_settings(best, noise),
     )
 
@@ -88,7 +89,7 @@ def slower_integers(results: Sequence[CandidateResult]) -> list[str]:
 
 def _figures(result: CandidateResult) -> dict[str, Any]:
     figures = {
-        "p50_ms": result.p50_ms, "p99_ms": result.p99_ms, "interval_ms": result.interval_ms,
+        "p50_ms": result.p50_ms, "p99_ms": result.p99_ms, "interval_ms": list(result.interval_ms or ()) or None,
         "metrics": result.metrics,
     }  # fmt: skip
     return {**figures, "answers_per_s": result.answers_per_s} if result.answers_per_s else figures

@@ -42,6 +42,7 @@ from edgeopt.spec.values import did_you_mean
 USUAL = ("eager", "compile", "onnxruntime", "openvino")  # of a model without an artifact
 _OPSET = 17  # what the ONNX contenders' file is written for: every onnxruntime and OpenVINO of the last years reads it
 _CHILD = "edgeopt.flows.bench_child"
+_PEER = "peer."  # before the names of peers while they are measured: a candidate may be called onnxruntime-int8 too
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,10 @@ def bench(asked: Asked, connection: Connection, *, progress: Progress = SILENT) 
                 ),
             )  # fmt: skip
             response = measure(connection, request, Path(scratch, "out"), python=asked.python, progress=progress)
-        results = {c.name: candidate_result(c, response, questions) for c in contenders}
-        results |= {r.name: r for r in failures}
-    ours = [c.name for c in ground.candidates]
-    rows = _rows(results, [*ours, *(_against(asked))], len(ours))
+        ours = [candidate_result(c, response, questions) for c in ground.candidates]
+        peers_found = {c.name.removeprefix(_PEER): candidate_result(c, response, questions) for c in peers}
+    others = {**peers_found, **{result.name: result for result in failures}}
+    rows = _rows(ours, [others[name].model_copy(update={"name": name}) for name in _against(asked)])
     why = busy(response.noise)
     return Benched(ground.name, connection.label, asked.mode, rows, response.noise, response.environment, why)
 
@@ -158,16 +159,12 @@ def _sizes(feed: Feed) -> dict[str, tuple[int, ...]]:
     return {name: ref.shape for name, ref in feed.inputs.items()}
 
 
-def _rows(results: Mapping[str, CandidateResult], names: list[str], ours: int) -> tuple[Row, ...]:
-    """Rows in order; ratios are to the first contender that has figures, where that is the first of all."""
-    base = results[names[0]].rounds_ms if names else ()
-    return tuple(
-        Row(
-            results[name], i < ours,
-            intervals.ratio(results[name].rounds_ms, base) if base and results[name].rounds_ms else None,
-        )
-        for i, name in enumerate(names)
-    )  # fmt: skip
+def _rows(ours: list[CandidateResult], others: list[CandidateResult]) -> tuple[Row, ...]:
+    """Rows in order; ratios are to the first contender, where that has figures."""
+    every = [*ours, *others]
+    base = every[0].rounds_ms if every else ()
+    ratios = [intervals.ratio(r.rounds_ms, base) if base and r.rounds_ms else None for r in every]
+    return tuple(Row(result, i < len(ours), ratio) for i, (result, ratio) in enumerate(zip(every, ratios, strict=True)))
 
 
 def _against(asked: Asked) -> tuple[str, ...]:
@@ -196,7 +193,7 @@ def _prepare(
     model, path = _project_at(asked, opened)
     wanted = path is not None and (opened is None or _against(asked))
     project = find_project(model, path, asked.overrides) if wanted else None
-    program = _captured(project, progress) if project is not None else None
+    program = captured(project, progress) if project is not None else None
     ground = _of_artifact(opened, folder) if opened else _of_program(project, program, folder)
     classifier = project is not None and project.classifier
     ground = dataclasses.replace(ground, classifier=classifier, model=model, project=path)
@@ -239,17 +236,17 @@ def _precision(name: str) -> str:
 
 def _peer(name: str, file: str, ground: _Ground, asked: Asked) -> Candidate:
     if name in ANYWHERE:
-        return _Contender(name=name, runtime="onnxruntime", precision=_precision(name), file=file)
+        return _Contender(name=_PEER + name, runtime="onnxruntime", precision=_precision(name), file=file)
     example = ground.feeds[ground.timed].inputs
     flags = {
         "adaptor": _CHILD, "path": str(Path(edgeopt.__file__).parents[1]), "kind": name, "model": ground.model,
         "project": str(ground.project.resolve()), "overrides": dict(asked.overrides),
         "example": {key: ref.model_dump(mode="json") for key, ref in example.items()},
     }  # fmt: skip
-    return _Contender(name=name, runtime="python", precision=_precision(name), file=file, flags=flags)
+    return _Contender(name=_PEER + name, runtime="python", precision=_precision(name), file=file, flags=flags)
 
 
-def _captured(project: Project, progress: Progress) -> Program:
+def captured(project: Project, progress: Progress) -> Program:
     """The model as it was captured, from the cache of the project's builds where it is there."""
     job = Job(load_profile("x86-cpu"), project, project.folder / WORKDIR, progress)
     op_files.check(job)

@@ -113,7 +113,7 @@ def _validate(artifact: Artifact, connection: Connection, folder: str, how: How,
     judging = _judge_of(artifact, how.project)
     asked = Questions(
         artifact.folder, manifest.reference, manifest.cases, judging.evaluate, judging.base, judging.classifier,
-        baseline=manifest.metrics.get("reference", {}),
+        baseline=manifest.metrics.get("reference", {}), mode=_mode(artifact),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         response = _measure(artifact, connection, folder, how, asked, Path(scratch), progress)
@@ -144,12 +144,24 @@ def _measure(
         outputs=manifest.outputs,
         feeds=asked.feeds,
         op_libraries=manifest.op_libraries,
-        timing=Timing(feed, rounds=how.rounds, calls=how.calls, tune=tuple(c.name for c in manifest.candidates)),
+        timing=Timing(
+            feed,
+            rounds=how.rounds,
+            calls=how.calls,
+            tune=tuple(c.name for c in manifest.candidates),
+            mode=_mode(artifact),
+        ),
         threads=how.threads,
     )
     # the runner that the artifact carries, which the application uses too, is the one to prove
     runner = f"{folder}/{RUNNER}" if RUNNER in manifest.files else None
     return measure(connection, request, into, runner=runner, python=how.python, progress=progress)
+
+
+def _mode(artifact: Artifact) -> str:
+    """What the build chose by: latency, or the throughput that the profile asks for."""
+    selection = artifact.selection()
+    return selection.mode if selection else "latency"
 
 
 def _judge_of(artifact: Artifact, project_file: Path | None) -> Judge:

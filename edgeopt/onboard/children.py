@@ -36,7 +36,7 @@ class Child:
         """
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
-        self._deadline = deadline
+        self.deadline = deadline
         self._lines = b""
         self._stderr = b""
         package = __name__.rpartition(".")[0]
@@ -102,8 +102,8 @@ class Child:
         """Seconds until the child was silent for too long; kills it and raises Failure when that is now."""
         now = time.perf_counter()
         left = heard + self._timeout_s - now
-        if self._deadline is not None:
-            left = min(left, self._deadline - now)
+        if self.deadline is not None:
+            left = min(left, self.deadline - now)
         if left <= 0:
             self._process.kill()
             raise Failure("timeout", "no answer to '%s' within %.0f s; the process was ended" % (command, now - heard))

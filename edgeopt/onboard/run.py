@@ -33,11 +33,10 @@ RESPONSE: {"protocol": 1, "environment": {...}, "failure": null or of kind "requ
 Each candidate has a process of its own; all are loaded at once and take turns, round by round, so that a
 device that heats up slows all of them alike. A round in which others used the machine is done again, `repeats` times
 at most; then the quietest count. One that was killed for memory beside the others runs once more, alone. While
-anything is measured a lock keeps other measurements off this machine; `environment` and outputs need none.
+anything is timed a lock keeps other measurements off this machine; `environment` and outputs need none.
 Exit status: 2 for a wrong command line, 28 (ENOSPC) where there is no space for the response.
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -53,6 +52,7 @@ from .timing import median
 NO_SPACE = 28
 # A runtime's threads spin for up to 50 ms after a call (onnxruntime: 2^20 pauses), in the next one's time.
 _SETTLE_S = 0.1
+_LOCK_WAIT_S = 600  # for another measurement, where the request does not say
 
 _USAGE = (
     "usage: onboard.pyz run REQUEST.json RESPONSE.json | onboard.pyz environment"
@@ -87,46 +87,37 @@ def respond(request_path):
     }  # fmt: skip
     try:
         request = requests.read(request_path)
-        measure = request.get("measure")
-        with _alone(measure) as held:
-            response["candidates"], spans = _measure_all(os.path.abspath(request_path), request)
+        response["candidates"], response["noise"] = _measure_all(os.path.abspath(request_path), request)
     except Failure as failure:
         response["failure"] = failure.as_dict()
-        return response
-    if measure is not None:
-        response["noise"] = dict(_noise(spans), lock=held)
     return response
 
 
-@contextlib.contextmanager
-def _alone(measure):
-    """The machine's lock where something is to be measured."""
-    if measure is None:
-        yield None
-        return
-    with lock.measuring(measure.get("lock"), measure.get("lock_wait_s", 0)) as held:
-        yield held
-
-
 def _measure_all(request_path, request):
-    """The results by name, and the spans of the rounds that all candidates took part in."""
+    """The results by name, and what else the machine did; None where nothing was to be measured."""
     names = [candidate["name"] for candidate in request["candidates"]]
     deadline = time.perf_counter() + request["total_s"] if request.get("total_s") else None
-    results, spans = _measure_together(request_path, request, names, deadline)
+    results, spans, held = _measure_together(request_path, request, names, deadline)
     if len(names) > 1:
         for name in names:
             failure = results[name]["failure"]
             if failure and failure["kind"] == "memory":
-                results.update(_measure_together(request_path, request, [name], deadline)[0])
-    return results, spans
+                alone, more, held = _measure_together(request_path, request, [name], deadline)
+                results.update(alone)
+                spans += more
+    return results, dict(_noise(spans), lock=held) if request.get("measure") is not None else None
 
 
 def _measure_together(request_path, request, names, deadline):
-    """Load and feed each candidate, then measure them in turns; returns their results by name."""
-    results = {name: _empty_result() for name in names}
-    measure, children, spans = request.get("measure"), {}, []
+    """Load and feed each candidate, then measure them in turns; (results by name, spans of the rounds, the lock).
 
-    def start(name):
+    The machine's lock is held from the first timed call to the last: what only loads keeps nobody waiting. The time
+    that it is waited for does not count.
+    """
+    results = {name: _empty_result() for name in names}
+    measure, children, spans, held = request.get("measure"), {}, [], None
+
+    def start(name, deadline):
         children[name] = Child(
             request_path, name, request["timeout_s"], request.get("threads"), deadline, request.get("memory_bytes")
         )
@@ -134,23 +125,27 @@ def _measure_together(request_path, request, names, deadline):
 
     try:
         for name in names:
-            start(name)
+            start(name, deadline)
         if measure is not None:
-            for name in [name for name in children if name in measure.get("tune", ())]:
-                _attempt(children, results, name, _tune)
-                if name not in children:  # a setting that ends the process costs the candidate its settings only
-                    lost, results[name] = results[name]["failure"], _empty_result()
-                    start(name)
-                    results[name]["tried"] = [{"ms": None, "failure": lost["message"]}]
-            for name in list(children):
-                _attempt(children, results, name, _warm)
-            spans = _rounds(children, results, names, measure)
+            with lock.measuring(measure.get("lock"), measure.get("lock_wait_s", _LOCK_WAIT_S)) as held:
+                deadline = None if deadline is None else deadline + held["waited_s"]
+                for child in children.values():
+                    child.deadline = deadline
+                for name in [name for name in children if name in measure.get("tune", ())]:
+                    _attempt(children, results, name, _tune)
+                    if name not in children:  # a setting that ends the process costs the candidate its settings only
+                        lost, results[name] = results[name]["failure"], _empty_result()
+                        start(name, deadline)
+                        results[name]["tried"] = [{"ms": None, "failure": lost["message"]}]
+                for name in list(children):
+                    _attempt(children, results, name, _warm)
+                spans = _rounds(children, results, names, measure)
         for name in list(children):
             _attempt(children, results, name, _end)
     finally:
         for child in children.values():
             child.close()
-    return results, spans
+    return results, spans, held
 
 
 def _rounds(children, results, names, measure):

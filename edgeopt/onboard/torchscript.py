@@ -23,10 +23,16 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
         _load_library(os.path.join(folder, library))
     import torch
 
+    before = torch.get_num_threads()
+    flags = candidate.get("flags") or {}
+    records, undo_flags = fuser.apply(torch, {k: v for k, v in flags.items() if k not in _AFTER_LOADING})
+
+    def undo():
+        undo_flags()
+        torch.set_num_threads(before)  # the whole process's, as the flags are
+
     if threads:
         torch.set_num_threads(threads)
-    flags = candidate.get("flags") or {}
-    records, undo = fuser.apply(torch, {k: v for k, v in flags.items() if k not in _AFTER_LOADING})
     path = os.path.join(folder, candidate["file"])
     try:
         module, changes = _load(torch, path, flags)

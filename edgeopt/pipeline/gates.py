@@ -130,6 +130,7 @@ def _timing(candidates: list[Candidate], signature: Signature, feeds: tuple[Feed
     wanted = job.profile.measure
     return Timing(
         timing_feed(signature.inputs, signature.axes, feeds), rounds=rounds, calls=calls, max_s=10, mode=wanted.mode,
+        repeats=rounds // 2,
         streams=wanted.streams, tune=tuple(c.name for c in candidates) if wanted.tune else (),
     )  # fmt: skip
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgeopt.device.session import Device
 from edgeopt.progress import SILENT, Progress
 from edgeopt.spec.limits import Limits, stricter
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_values import PassSetting
 from edgeopt.spec.project import Project
+
+if TYPE_CHECKING:
+    from edgeopt.device.session import Device
 
 
 @dataclass(frozen=True)

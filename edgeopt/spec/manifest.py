@@ -269,6 +269,7 @@ class Selection(Value):
     reason: str
     verdict: Literal["faster", "only", "undecided"]
     figures: dict[str, Any] = {}  # candidate -> {"p50_ms": ..., "metrics": {...}}
+    mode: Literal["latency", "throughput"] = "latency"  # what it was chosen by; `validate` decides by the same
     settings: dict[str, Any] | None = None  # of the candidate, tuned: {"cores", "threads", "streams", "flags"}
 
 

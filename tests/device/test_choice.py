@@ -75,7 +75,7 @@ def test_throughput_is_chosen_by_answers_a_second():
     slow = result("a", 2.0, 2.0, p50_ms=None, answers_per_s=500.0)
     quick = result("b", 0.5, 0.5, p50_ms=None, answers_per_s=2000.0)
     found = selection([slow, quick], SIZES, decided_by="build", where="here")
-    assert found.candidate == "b" and found.verdict == "faster"
+    assert (found.candidate, found.verdict, found.mode) == ("b", "faster", "throughput")
     assert found.reason == "an answer every 0.500 ms against a 2.000 ms (4.00 times)"
     assert found.figures["b"]["answers_per_s"] == 2000.0
 

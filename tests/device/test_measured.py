@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -59,6 +60,28 @@ def test_percentiles_are_over_every_call_and_noise_is_between_rounds(asked, tmp_
     assert result.p99_ms == pytest.approx(np.percentile(calls, 99))
     assert result.calls == 6
     assert result.noise == pytest.approx(0.2 / (2 * 1.1))
+
+
+def test_what_was_tuned_and_what_else_the_machine_did_come_along(asked, tmp_path):
+    setting = {"threads": 2, "streams": 1, "flags": {}}
+    response = answer(
+        tmp_path, both(*GIVEN), rounds_s=((1e-3,), (2e-3,), (4e-3,)), setting=setting, tried=({**setting, "ms": 1},),
+        warm_up={"calls": 10, "seconds": 0.1, "stable": True},
+    )  # fmt: skip
+    noise = {"busy_rounds": 1, "others": 0.6, "steal": 0.0}
+    result = candidate_result(CANDIDATE, dataclasses.replace(response, noise=noise), asked)
+    assert result.rounds_ms == pytest.approx((1, 2, 4)) and result.interval_ms == pytest.approx((1, 4))
+    assert (result.setting, result.warm_up["calls"], len(result.tried)) == (setting, 10, 1)
+    assert result.uncertain == "other work used 60 % of the cores"
+    quiet = candidate_result(CANDIDATE, dataclasses.replace(response, noise={**noise, "busy_rounds": 0}), asked)
+    assert quiet.uncertain is None
+
+
+def test_throughput_gives_answers_a_second_in_place_of_percentiles(asked, tmp_path):
+    response = answer(tmp_path, both(*GIVEN), rounds_s=((2e-3,), (4e-3,), (5e-3,)))
+    result = candidate_result(CANDIDATE, response, dataclasses.replace(asked, mode="throughput"))
+    assert result.answers_per_s == pytest.approx(250) and result.p50_ms is None and result.p99_ms is None
+    assert result.ms == pytest.approx(4)
 
 
 def test_a_failed_run_is_a_failure_in_words(asked, tmp_path):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgeopt.device import runner
 from edgeopt.device.runner import Request, Timing, environment, measure
-from edgeopt.errors import DeviceError, SpaceError
+from edgeopt.errors import DeviceError, LockedError, SpaceError
 from edgeopt.ports.local import LocalConnection
 from tests.tiny import case_inputs, expected, tiny_artifact
 
@@ -58,10 +60,10 @@ def test_outputs_come_back_and_nothing_stays(artifact, tmp_path, device_tmp):
 
 
 def test_the_artifacts_own_runner_is_used_where_it_is_named(artifact, tmp_path, device_tmp):
-    runner = str(artifact.folder / "onboard.pyz")
-    assert ask(request_of(artifact), tmp_path / "got", runner=runner).runs["onnxruntime-fp32"].status == "ok"
+    own = str(artifact.folder / "onboard.pyz")
+    assert ask(request_of(artifact), tmp_path / "got", runner=own).runs["onnxruntime-fp32"].status == "ok"
     with pytest.raises(DeviceError, match="ended without a response"):
-        ask(request_of(artifact), tmp_path / "got", runner=runner + ".gone")
+        ask(request_of(artifact), tmp_path / "got", runner=own + ".gone")
 
 
 def test_the_environment_alone(device_tmp):
@@ -137,3 +139,66 @@ def test_a_runner_that_is_silent_is_given_up(artifact, tmp_path, device_tmp):
         ask(
             request_of(artifact, total_s=-59), tmp_path / "got", python=python
         )  # a minute is added for the start, a second for the lock
+
+
+HOLD = (
+    "import sys; from edgeopt.onboard import lock\n"
+    "with lock.measuring(sys.argv[1]) as held: print(held, flush=True); sys.stdin.readline()\n"
+)
+
+
+@pytest.fixture
+def other_measurement(tmp_path):
+    """Another process that measures, until its stdin says otherwise; gives (process, lock file)."""
+    path = str(tmp_path / "lock")
+    root = Path(__file__).parents[2]
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
+    )
+    assert child.stdout.readline()
+    yield child, path
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_another_measurement_is_waited_for_and_the_message_names_its_process(
+    artifact, tmp_path, device_tmp, other_measurement, monkeypatch
+):
+    child, path = other_measurement
+    said = []
+
+    def warning(text, *args):
+        said.append(text % args)
+        child.stdin.close()  # and so the other measurement ends
+
+    monkeypatch.setattr(runner.log, "warning", warning)
+    monkeypatch.setattr(runner, "LOCK_WAIT_S", (0.2, 60))
+    response = ask(request_of(artifact, timing=Timing("cases/0", rounds=2, calls=7, lock=path)), tmp_path / "got")
+    assert said == [
+        f"this machine: another measurement is going on: process {child.pid} holds {path}; waiting for up to 60 s"
+    ]
+    assert len(response.runs["onnxruntime-fp32"].rounds_s) == 2
+    assert response.noise["lock"]["path"] == path
+
+
+def test_a_measurement_that_does_not_end_is_an_error_with_its_process(
+    artifact, tmp_path, device_tmp, other_measurement, monkeypatch
+):
+    child, path = other_measurement
+    monkeypatch.setattr(runner, "LOCK_WAIT_S", (0.1, 0.3))
+    with pytest.raises(LockedError, match=f"process {child.pid} holds") as failed:
+        ask(request_of(artifact, timing=Timing("cases/0", lock=path)), tmp_path / "got")
+    assert failed.value.where == "this machine"
+
+
+def test_an_older_artifacts_runner_is_understood(artifact, tmp_path, device_tmp):
+    """Its answer lacks what it did not know: noise, settings, warm-up."""
+    run = (
+        '{"status": "ok", "failure": null, "flags": [], "load_s": 1, "first_call_s": 1, "rounds_s": [[0.5], [0.25]],'
+        ' "peak_rss_bytes": 1, "outputs": {}}'
+    )
+    text = f'{{"protocol": 1, "environment": {{}}, "failure": null, "candidates": {{"onnxruntime-fp32": {run}}}}}'
+    response = ask(request_of(artifact), tmp_path / "got", python=answering(tmp_path, text))
+    found = response.runs["onnxruntime-fp32"]
+    assert (response.noise, found.setting, found.tried, found.warm_up) == (None, None, (), None)

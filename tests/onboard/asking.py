@@ -23,7 +23,12 @@ def request_of(artifact: Artifact, out: Path, **changes) -> dict:
 
 
 def ask(artifact: Artifact, request: dict, work: Path, *, python: str = sys.executable) -> dict:
-    """Run onboard.pyz on `request` and return its response; the runner must say that it wrote one."""
+    """Run onboard.pyz on `request` and return its response; the runner must say that it wrote one.
+
+    A measurement takes a lock of its own below `work`, and not the machine's, which other tests may hold.
+    """
+    if request.get("measure"):
+        request = {**request, "measure": {"lock": str(work / "lock"), **request["measure"]}}
     (work / "request.json").write_text(json.dumps(request))
     Path(request["out"]).mkdir(exist_ok=True)
     argv = [python, str(artifact.folder / "onboard.pyz"), "run", str(work / "request.json"), str(work / "r.json")]

@@ -96,8 +96,9 @@ FATAL = {
 @pytest.mark.parametrize("code, kind, number", FATAL.values(), ids=FATAL)
 def test_a_candidate_that_dies_is_an_answer_and_the_others_go_on(artifact, tmp_path, code, kind, number):
     request = request_of(
-        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=MEASURE, timeout_s=2
-    )
+        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=MEASURE,
+        timeout_s=4 if kind == "timeout" else 60,
+    )  # fmt: skip
     results = ask(artifact, request, tmp_path)["candidates"]
 
     failed = results["torchscript-fp32"]
@@ -234,6 +235,21 @@ def test_a_setting_that_dies_costs_itself_and_not_the_candidate(artifact, tmp_pa
     assert said in str([setting["failure"] for setting in result["tried"]])
 
 
+def test_a_candidate_that_aborts_while_it_is_timed_leaves_the_others_their_rounds(artifact, tmp_path):
+    """It dies at its 230th input: after every warm-up (200 calls at most), in a round."""
+    code = (
+        "import os, torch\n"
+        "count, given = [0], torch.from_numpy\n"
+        "def dies(array):\n"
+        "    count[0] += 1\n"
+        "    return os.abort() if count[0] == 230 else given(array)\n"
+        "torch.from_numpy = dies\n"
+    )
+    results = with_ops(artifact, tmp_path, code, measure={**MEASURE, "calls": 150})["candidates"]
+    assert results["torchscript-fp32"]["failure"]["kind"] == "abort"
+    assert [len(calls) for calls in results["onnxruntime-fp32"]["rounds_s"]] == [150, 150, 150]
+
+
 def test_throughput_gives_one_figure_a_round_for_the_streams_that_were_asked_for(artifact, tmp_path):
     measure = {**MEASURE, "mode": "throughput", "streams": 3, "tune": ["onnxruntime-fp32", "torchscript-fp32"]}
     response = ask(artifact, request_of(artifact, tmp_path / "out", measure=measure), tmp_path)
@@ -247,9 +263,14 @@ def test_two_measurements_are_never_made_at_once(artifact, tmp_path):
     """While one process measures, a second one is told by which; outputs alone need no lock."""
     lock = str(tmp_path / "lock")
     inside = tmp_path / "inside"
-    code = f"import time\nopen({str(inside)!r}, 'w').close()\ntime.sleep(600)"
+    code = (
+        "import time, torch\n"
+        f"def hang(n):\n    open({str(inside)!r}, 'w').close()\n    time.sleep(600)\n"
+        "torch.set_num_threads = hang\n"
+    )
+    measure = {**MEASURE, "lock": lock, "tune": ["torchscript-fp32"]}
     request = request_of(
-        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure={**MEASURE, "lock": lock}
+        artifact, tmp_path / "out", op_libraries=with_op_library(artifact, code), measure=measure, threads=None
     )
     (tmp_path / "out").mkdir()
     (tmp_path / "first.json").write_text(json.dumps(request))

@@ -139,3 +139,16 @@ def test_a_stream_that_fails_fails_the_measurement():
 
     with pytest.raises(MemoryError):
         timing.seconds_a_call([lambda: timing.time.sleep(0.01), fail], 5, 10)
+
+
+def test_torchs_threads_are_those_of_before_when_the_model_is_closed(tmp_path):
+    import torch
+
+    artifact = tiny_artifact(tmp_path)
+    before = torch.get_num_threads()
+    found = {"candidate": "torchscript-fp32", "settings": {"cores": machine.cores()["all"], "flags": {}}}
+    found["settings"]["threads"] = before + 1
+    (artifact.folder / "selection.json").write_text(json.dumps(found))
+    with onboard.load(artifact.folder) as model:
+        assert model.candidate == "torchscript-fp32" and torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before

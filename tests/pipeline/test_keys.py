@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from edgeopt.device.session import Device
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys
+from edgeopt.ports.local import LocalConnection
 from edgeopt.spec.profile import load_profile
 from edgeopt.spec.project import load_project
 from tests.small_project import write_project
@@ -27,6 +30,13 @@ def first_changed(a: dict, b: dict) -> str | None:
     changed = [stage for stage in STAGES if a[stage] != b[stage]]
     assert changed == STAGES[len(STAGES) - len(changed) :]
     return changed[0] if changed else None
+
+
+def test_what_is_measured_on_another_device_is_another_build_and_the_stages_stay(folder):
+    job = Job(load_profile("x86-cpu"), load_project(folder), folder / ".edgeopt")
+    devices = None, Device(LocalConnection(), "python3", {"cpu_count": 2}), Device(LocalConnection(), "python3", {})
+    here, there, other = (stage_keys(dataclasses.replace(job, device=device)) for device in devices)
+    assert first_changed(here, there) == first_changed(there, other) == "build"
 
 
 @pytest.fixture
@@ -58,6 +68,7 @@ def test_the_same_project_has_the_same_keys(folder):
         ({}, {"quantization.per_channel": "false"}, "qat"),
         ({"calibration_batches": "3"}, {}, "quantize"),
         ({"limits.latency_ms": "9"}, {}, "build"),
+        ({}, {"measure.mode": "throughput"}, "build"),
         ({"name": "other"}, {}, "build"),
         ({}, {"root": "/data"}, "build"),
         ({}, {"fuser.texpr_fuser": "true"}, "build"),
