@@ -170,7 +170,7 @@ def _why_not(engine, wanted, state):
         return "its engine could not be built: %s; to try again %s" % (state["failure"]["message"], ASK)
     for other in every(engine.root):
         made = processes.read_json(other.path("passport.json")) or {}
-        if made.get("made_from") == wanted["made_from"] and os.path.isfile(other.plan):
+        if other.name != engine.name and made.get("made_from") == wanted["made_from"] and os.path.isfile(other.plan):
             return "its engine was built for another device or software: %s; %s" % (
                 difference(made["device"], wanted["device"]), ASK,
             )  # fmt: skip
