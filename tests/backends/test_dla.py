@@ -33,6 +33,17 @@ def still():
     return lambda integer: made[integer].program
 
 
+@pytest.fixture(scope="module")
+def xavier(tmp_path_factory):
+    return tmp_path_factory.mktemp("xavier")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder in which one program's file of one opset is written once."""
+    return tmp_path_factory.mktemp("shared")
+
+
 def asked(name: str = "xavier", **target: str):
     return load_profile(name, {"dla": "true", **{key.replace("__", "."): value for key, value in target.items()}})
 
@@ -50,18 +61,18 @@ def test_fp16_is_one_more_candidate_of_the_float_file(still, tmp_path):
     assert recipe.shapes == {} and not found.recipes[0].dla and found.refused == ()
 
 
-def test_int8_is_built_without_pairs_from_the_scales_of_the_pairs(still, tmp_path):
-    found = tensorrt.lower(still(True), asked(), tmp_path)
+def test_int8_is_built_without_pairs_from_the_scales_of_the_pairs(still, xavier):
+    found = tensorrt.lower(still(True), asked(), xavier)
     assert found.files == ("int8.onnx", "int8_dla.onnx", "int8_dla.calib")
     gpu, dla = found.recipes
     assert (gpu.onnx, gpu.dla) == (None, False)
     assert (dla.onnx, dla.calibration, dla.flags) == ("int8_dla.onnx", "int8_dla.calib", ("fp16", "int8"))
     assert found.candidates[1].file == "int8.onnx"  # what is judged here holds the same scales
-    plain = onnx.load(tmp_path / "int8_dla.onnx")
+    plain = onnx.load(xavier / "int8_dla.onnx")
     assert not {n.op_type for n in plain.graph.node} & {"QuantizeLinear", "DequantizeLinear"}
     assert opset_of(plain) == 17
 
-    lines = (tmp_path / "int8_dla.calib").read_text().splitlines()
+    lines = (xavier / "int8_dla.calib").read_text().splitlines()
     assert lines[0] == "TRT-8502-EntropyCalibration2"
     scales = {
         name: struct.unpack(">f", bytes.fromhex(text))[0] for name, text in (x.rsplit(": ", 1) for x in lines[1:])
@@ -73,11 +84,11 @@ def test_int8_is_built_without_pairs_from_the_scales_of_the_pairs(still, tmp_pat
     assert len(convolutions) == 3 and all(n.input[0] in scales and n.output[0] in scales for n in convolutions)
 
 
-def test_the_file_without_pairs_computes_what_the_one_with_pairs_does_but_for_the_rounding(still, tmp_path):
-    tensorrt.lower(still(True), asked(), tmp_path)
+def test_the_file_without_pairs_computes_what_the_one_with_pairs_does_but_for_the_rounding(still, xavier):
+    tensorrt.lower(still(True), asked(), xavier)
     x = np.random.default_rng(3).uniform(-1, 1, (1, 3, 16, 16)).astype(np.float32)
     answers = [
-        onnxruntime.InferenceSession(tmp_path / name, providers=["CPUExecutionProvider"]).run(None, {"image": x})[0]
+        onnxruntime.InferenceSession(xavier / name, providers=["CPUExecutionProvider"]).run(None, {"image": x})[0]
         for name in ("int8.onnx", "int8_dla.onnx")
     ]
     assert sqnr_db(*reversed(answers)) > 25
@@ -92,8 +103,8 @@ def test_the_file_without_pairs_computes_what_the_one_with_pairs_does_but_for_th
         (dict(name="orin-agx", precision__mechanism="strong-typed"), True, "no strongly typed network to the DLA"),
     ],
 )  # fmt: skip
-def test_what_a_version_cannot_do_is_refused_and_the_gpu_still_served(still, tmp_path, profile, integer, words):
-    found = tensorrt.lower(still(integer), asked(**profile), tmp_path)
+def test_what_a_version_cannot_do_is_refused_and_the_gpu_still_served(still, shared, profile, integer, words):
+    found = tensorrt.lower(still(integer), asked(**profile), shared)
     assert [c.name for c in found.candidates] == ["tensorrt-int8"]
     (refused,) = found.refused
     assert refused.candidate == "tensorrt-int8-dla" and words in refused.reason

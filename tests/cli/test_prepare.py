@@ -49,8 +49,6 @@ def test_an_engine_that_cannot_be_built_is_an_error_with_what_to_do(edgeopt, tmp
     install(tmp_path / "jetson", fail="operator")
     failed = call(edgeopt("prepare", artifact), code=15).stderr
     assert "this TensorRT has no operator Round" in failed and "/log on the device" in failed
-    data = json.loads(call(edgeopt("prepare", artifact, "--json", "--no-wait"), code=0).stdout)
-    assert data["engines"][0]["status"] in ("queued", "building", "failed")
 
 
 def test_ctrl_c_ends_the_command_and_not_the_build(edgeopt, tmp_path):

@@ -235,7 +235,7 @@ def test_deploy_prepares_by_itself(over_ssh, root, tmp_path, monkeypatch):
 def test_an_engine_goes_with_the_last_release_that_has_its_file(here, root, tmp_path):
     old = with_engines(tmp_path / "old")
     stays = build(old, here, root).engines[0]
-    other = with_engines(tmp_path / "other", name="other", recipe={"flags": ()})
+    other = with_engines(tmp_path / "other", name="engines", recipe={"flags": ()})  # as the folder is called
     build(other, here, root)  # of the same file
     for blob in root.glob(f"blobs/sha256/*/{old.manifest.files['float.onnx'].sha256}"):
         blob.unlink()

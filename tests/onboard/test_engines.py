@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from edgeopt.onboard import build_times, device_facts, engines, prepare, processes
 from edgeopt.onboard.failures import Failure
 from edgeopt.onboard.release import read_manifest
+from tests.conftest import wait_until
+from tests.pythons import require
 from tests.tensorrt_device import install, with_engines
 
 FACTS = {"gpu": "Xavier", "sm": "7.2", "l4t": "35.6.1", "cuda": "11.4", "tensorrt": "8.5.2", "simulated": None}
@@ -154,6 +157,22 @@ def test_earlier_builds_tell_how_long_the_next_takes(tmp_path):
     assert build_times.estimate_s(str(tmp_path), job(200)) == 40
     assert build_times.estimate_s(str(tmp_path), job(100, dla=True)) == 500
     assert len(json.loads((tmp_path / "history.json").read_text())) == 4
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.13"])
+def test_the_pythons_of_the_devices_build_engines(tmp_path, version):
+    """From the packed runner, by an interpreter with nothing installed: JetPack 4 has 3.6."""
+    python, artifact = require(version), with_engines(tmp_path / "a")
+    environment = {"PATH": f"{install(tmp_path / 'jetson')}:/usr/bin:/bin", "HOME": str(tmp_path / "home")}
+
+    def ask(*words: str) -> dict:
+        argv = [python, str(artifact.folder / "onboard.pyz"), *words]
+        return json.loads(subprocess.run(argv, env=environment, capture_output=True, check=True, timeout=60).stdout)
+
+    first = ask("prepare", str(artifact.folder))
+    passport = first["engines"][0]["passport"]
+    assert wait_until(lambda: ask("engines", first["root"], passport)["engines"][0]["status"] == "ready", 60)
+    assert ask("ready", str(artifact.folder), "tensorrt-fp16")["failure"] is None
 
 
 def test_the_command_answers_in_json_whatever_is_wrong(tmp_path, capsys):
