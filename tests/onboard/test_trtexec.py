@@ -163,7 +163,7 @@ def test_progress_never_goes_back_and_without_layers_says_nothing_of_them():
         (["[E] [TRT] 1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)"], 1, "memory",
          "not enough memory"),
         (["[W] [TRT] Skipping tactic 13 due to insufficient memory on requested size of 4229 detected for tactic",
-          "[W] [TRT] Layer 'a' is not supported on DLA: switching to GPU; DLA not supported", "[E] Saving engine failed"],
+          "[W] [TRT] Layer 'a': DLA not supported, switching to GPU", "[E] Saving engine failed"],
          1, "build", "TensorRT cannot build the engine: Saving engine failed"),
         ([], -9, "memory", "the system killed"),
         ([], -11, "killed", "signal 11"),
