@@ -160,6 +160,22 @@ def test_a_scale_follows_through_what_keeps_the_range_and_no_further(tmp_path):
     assert (tmp_path / "int8_dla.calib").read_text().startswith("TRT-100300-EntropyCalibration2\nc: 3f000000\n")
 
 
+def test_scales_in_constant_nodes_count_and_those_found_at_run_time_are_refused(tmp_path):
+    model = pairs()
+    constants = [helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer]
+    nodes = [*constants, *model.graph.node]
+    del model.graph.initializer[:], model.graph.node[:]
+    model.graph.node.extend(nodes)
+    assert translated(model, tmp_path).scales == {"x": 0.5, "p": 0.5, "c": 0.5}
+    assert "Constant" not in {n.op_type for n in onnx.load(tmp_path / "int8_dla.onnx").graph.node}
+
+    moving = pairs()
+    moving.graph.node.insert(0, helper.make_node("ReduceMax", ["x"], ["s2"], keepdims=0))
+    moving.graph.node[1].input[1] = moving.graph.node[2].input[1] = "s2"
+    with pytest.raises(LoweringError, match="found at run time"):
+        translated(moving, tmp_path)
+
+
 def test_an_output_that_a_pair_makes_keeps_its_name(tmp_path):
     found = translated(pairs(ends=True), tmp_path)
     model = onnx.load(tmp_path / "int8_dla.onnx")
