@@ -26,6 +26,7 @@ from edgeopt.flows.prepare import Prepared, in_words, prepare
 from edgeopt.flows.push import push
 from edgeopt.flows.validate import How, validate_at
 from edgeopt.ports.connect import connect
+from edgeopt.report.text import plain
 from tests.conftest import wait_until
 from tests.tensorrt_device import install, with_engines
 
@@ -200,6 +201,7 @@ def test_an_engine_is_measured_and_its_figures_are_marked(here, root, tmp_path):
     (result,) = done.report.candidates
     assert result.failure is None and result.calls == 3 and result.p50_ms > 0 and result.sqnr_db > 90
     assert done.report.simulated and done.report.verdict == "undecided"
+    assert "SIMULATED: recorded lines" in plain(done.report) and "tensorrt-fp16 (simulated)" in plain(done.report)
     assert done.selection.reason.startswith("SIMULATED (")
     assert not list(root.glob("engines/*/run-*"))
 
