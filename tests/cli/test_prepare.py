@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -55,11 +54,11 @@ def test_ctrl_c_ends_the_command_and_not_the_build(edgeopt, tmp_path):
     artifact = with_engines(tmp_path / "built")
     install(tmp_path / "jetson", until=str(tmp_path / "go on"))
     asking = subprocess.Popen(edgeopt("prepare", artifact), stderr=subprocess.PIPE, text=True)
-    assert wait_until(lambda: any(tmp_path.glob("root/engines/*/log")), 60)
-    time.sleep(0.2)  # it may be starting to wait
+    shown = next(line for line in asking.stderr if line.startswith("tensorrt-fp16: "))  # it waits from here on
     asking.send_signal(signal.SIGINT)
-    said = asking.communicate(timeout=60)[1]
+    said = shown + asking.communicate(timeout=60)[1]
     assert asking.returncode == 130 and "edgeopt prepare ARTIFACT HOST" in said
+    assert wait_until(lambda: any(tmp_path.glob("root/engines/*/log")), 60)
     builder = next(iter(json.loads(p.read_text()) for p in tmp_path.glob("root/engines/*/state.json")))["process"][
         "pid"
     ]
