@@ -70,7 +70,7 @@ def _number(tensorrt: str) -> int:
 
 def _without_pairs(graph: GraphProto) -> dict[str, float]:
     """Take every pair out of the graph; the scale of each tensor that was rounded, the largest of several."""
-    stored = {t.name: t for t in graph.initializer}
+    stored = _stored(graph)
     source: dict[str, str] = {}  # integers, and floats after a pair -> the tensor that was rounded
     scales: dict[str, float] = {}
     kept, floats = [], []
@@ -83,6 +83,8 @@ def _without_pairs(graph: GraphProto) -> dict[str, float]:
         elif node.op_type == "DequantizeLinear" and node.input[0] in stored:
             floats.append(numpy_helper.from_array(_dequantized(node, stored), node.output[0]))
         elif node.op_type == "DequantizeLinear":
+            if node.input[0] not in source:
+                raise LoweringError(f"'{node.input[0]}' is made of integers, which implicit scales cannot say")
             source[node.output[0]] = source[node.input[0]]
         else:
             kept.append(node)
@@ -97,7 +99,15 @@ def _without_pairs(graph: GraphProto) -> dict[str, float]:
     return scales
 
 
+def _stored(graph: GraphProto) -> dict[str, TensorProto]:
+    """The tensors that the graph holds, as initializers or as Constant nodes."""
+    constants = [node for node in graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
+    return {t.name: t for t in graph.initializer} | {node.output[0]: node.attribute[0].t for node in constants}
+
+
 def _scale(node: NodeProto, stored: dict[str, TensorProto]) -> float:
+    if any(name not in stored for name in filter(None, node.input[1:])):
+        raise LoweringError(f"the scale of '{node.input[0]}' is found at run time, which a calibration file cannot say")
     scale = numpy_helper.to_array(stored[node.input[1]])
     zero = numpy_helper.to_array(stored[node.input[2]]) if len(node.input) > 2 and node.input[2] else np.zeros(1)
     if scale.size != 1 or np.any(zero):
@@ -130,8 +140,10 @@ def _keep_output_names(graph: GraphProto, nodes: list[NodeProto], source: dict[s
 def _drop_unread(graph: GraphProto) -> None:
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     held = [t for t in graph.initializer if t.name in read]
-    del graph.initializer[:]
+    nodes = [node for node in graph.node if node.op_type != "Constant" or node.output[0] in read]
+    del graph.initializer[:], graph.node[:]
     graph.initializer.extend(held)
+    graph.node.extend(nodes)
 
 
 def _propagate(graph: GraphProto, scales: dict[str, float]) -> None:
@@ -164,5 +176,5 @@ def _lacking(path: Path, scales: dict[str, float]) -> tuple[str, ...]:
     graph = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
     floats = [name for name, kind in types.items() if kind == TensorProto.FLOAT]
-    stored = {t.name for t in graph.initializer}
+    stored = _stored(graph)
     return tuple(sorted(name for name in floats if name not in scales and name not in stored))

@@ -16,6 +16,7 @@ from edgeopt.backends.backend import Lowered, precision_of, refusal
 from edgeopt.backends.onnx_file import OnnxFile
 from edgeopt.errors import LoweringError
 from edgeopt.program import Program, Signature
+from edgeopt.progress import log
 from edgeopt.spec.jetpack import version_tuple
 from edgeopt.spec.manifest import Candidate, EngineRecipe, Refusal
 from edgeopt.spec.profile import Profile
@@ -87,6 +88,8 @@ def _with_dla(
         if not reason and precision == "int8":
             implicit = implicit_scales.write(out / file.name, out, tensorrt=profile.target.tensorrt)
             files = (*files, *implicit.files)
+            if implicit.without:
+                log.info("%s: without a scale, and fp16 there: %s", name, ", ".join(implicit.without))
             more |= {"onnx": implicit_scales.FILE, "calibration": implicit_scales.CALIBRATION}
     except LoweringError as why:
         reason = why.what

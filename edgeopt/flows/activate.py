@@ -93,18 +93,25 @@ def read_manifest(place: Place, digest: str) -> Manifest:
 
 def _say_what_is_not_prepared(place: Place, digest: str, manifest: Manifest) -> None:
     """Warn where the candidate that applications will load is an engine which this device does not have."""
-    release = place.release(digest)
-    done = place.connection.run(["cat", f"{release}/{spec.SELECTION_NAME}"], check=False)
-    chosen = json.loads(done.stdout)["candidate"] if done.status == 0 else manifest.candidates[0].name
-    if manifest.candidate(chosen).runtime != "tensorrt":
+    release, chosen = place.release(digest), manifest.candidates[0].name
+    selection = place.connection.run(["cat", f"{release}/{spec.SELECTION_NAME}"], check=False)
+    if selection.status == 0:
+        chosen = _member(selection.stdout, "candidate") or chosen
+    if not any(c.name == chosen and c.runtime == "tensorrt" for c in manifest.candidates):
         return
     argv = ["python3", f"{release}/{RUNNER}", "ready", release, chosen]
     done = place.connection.run(argv, timeout_s=ENGINE_S, check=False)
-    failure = (
-        json.loads(done.stdout)["failure"]["message"] if done.status == 0 and b'"failure": {' in done.stdout else ""
-    )
+    failure = _member(done.stdout, "failure")
     if failure:
-        log.warning("%s: %s will not load: %s", place.where, chosen, failure)
+        log.warning("%s: %s will not load: %s", place.where, chosen, failure["message"])
+
+
+def _member(data: bytes, key: str):
+    """A member of the JSON object `data`; None where it is none: what is asked here is a hint."""
+    try:
+        return json.loads(data)[key]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _prove(place: Place, digest: str, manifest: Manifest) -> None:

@@ -24,7 +24,7 @@ _WRITE_S = 0.5  # between two writings of the state
 def main(argv):
     """argv: [ROOT/engines]. Waits for the one that builds already, then builds what is queued."""
     root = argv[0]
-    with open(os.path.join(root, "lock"), "a") as lock:
+    with open(engines.lock_of(root), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         while True:
             engine = _next(root)

@@ -2,7 +2,7 @@
 
     ROOT/engines/PASSPORT/passport.json, job.json, state.json, log, engine.plan
     ROOT/engines/timing/KEY.cache       kernel times that TensorRT keeps, one file for a GPU and TensorRT
-    ROOT/engines/lock                   held by the one process that builds
+    ROOT/engines/builder.lock           held by the one process that builds
 
 The passport's sha256 names the folder, so an engine of another GPU, TensorRT or file is never found, let alone loaded.
 """
@@ -133,10 +133,15 @@ def every(root):
     return [Engine(root, n) for n in names if os.path.isfile(os.path.join(root, n, "passport.json"))]
 
 
+def lock_of(root):
+    """The file that the builder locks; an artifact that is called 'engines' has a `lock` of its own there."""
+    return os.path.join(root, "builder.lock")
+
+
 def is_locked(root):
     """Whether a process builds there."""
     try:
-        with open(os.path.join(root, "lock"), "a") as lock:
+        with open(lock_of(root), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -170,7 +175,7 @@ def _why_not(engine, wanted, state):
         return "its engine could not be built: %s; to try again %s" % (state["failure"]["message"], ASK)
     for other in every(engine.root):
         made = processes.read_json(other.path("passport.json")) or {}
-        if made.get("made_from") == wanted["made_from"] and os.path.isfile(other.plan):
+        if other.name != engine.name and made.get("made_from") == wanted["made_from"] and os.path.isfile(other.plan):
             return "its engine was built for another device or software: %s; %s" % (
                 difference(made["device"], wanted["device"]), ASK,
             )  # fmt: skip

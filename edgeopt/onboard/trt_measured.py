@@ -84,10 +84,10 @@ class Program:
         moving = self._job["recipe"]["shapes"]
         shapes, files = {}, []
         for position, (spec, array) in enumerate(zip(self._inputs, arrays)):
-            path = os.path.join(self._folder, "input%d.bin" % position)
-            with open(path, "wb") as f:
+            name = "input%d.bin" % position  # in trtexec's working folder, whose path may hold what it splits at
+            with open(os.path.join(self._folder, name), "wb") as f:
                 f.write(as_taken(array, spec["dtype"], self._tool.at_least(9)).tobytes())
-            files.append("%s:%s" % (trtexec.quoted(spec["name"]), path))
+            files.append("%s:%s" % (trtexec.quoted(spec["name"]), name))
             if spec["name"] in moving:
                 shapes[spec["name"]] = list(array.shape)
         self._run(shapes, ["--loadInputs=" + ",".join(files)] + options)

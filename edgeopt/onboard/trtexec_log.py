@@ -12,16 +12,17 @@ _BUILT = re.compile(r"Engine (?:built|generation completed) in ([\d.]+)")
 _COSTS = "=============== Computing costs for"
 _PARSED_SHARE, _TRIED_SHARE = 0.02, 0.95  # of the time: reading the file, and all but the writing of the engine
 
-# (pattern in the log, kind, sentence); the first that matches any line is the reason
+# (pattern in the log, kind, sentence); the first that matches any line is the reason. A tactic that is skipped for want
+# of memory and a layer that leaves the DLA are warnings, [W], of builds that succeed.
 _REASONS = (
     (r"could not find plugin:? ?(\S+)", "operator", "this TensorRT has no operator %s, and no plugin brings it"),
     (r"[Nn]o space left on device", "space", "the disk of the device is full: free space and ask again"),
     (r"Static model does not take explicit shapes", "recipe", "the file's sizes are fixed, and the recipe gives some"),
     (r"Unknown option: (.*)", "option", "this trtexec does not know the option %s"),
-    (r"DLA.*(?:not supported|invalid|failed)", "dla", "the DLA does not take this model: see the log"),
+    (r"\[E\].*DLA.*(?:not supported|invalid|failed)", "dla", "the DLA does not take this model: see the log"),
     (r"(?:out of memory|OutOfMemory|std::bad_alloc|[Cc]uda failure: 2\b)", "memory", "not enough memory: stop other "
      "programs, or add a swap file"),
-    (r"insuff?icient memory", "memory", "not enough memory for any kernel of a layer: stop other programs"),
+    (r"\[E\].*insuff?icient memory", "memory", "not enough memory for any kernel of a layer: stop other programs"),
 )  # fmt: skip
 
 

@@ -57,8 +57,9 @@ def _table(report: Report) -> Table:
 def _row(c: CandidateResult, metrics: list[str]) -> list[str]:
     if c.failure is not None:
         return [c.name, "not run"]
+    simulated = any(flag.get("flag") == "simulated" for flag in c.flags)
     return [
-        c.name,
+        f"{c.name} (simulated)" if simulated else c.name,
         *(_number(value, 3) for value in (c.p50_ms, c.p90_ms, c.p99_ms)),
         _number(c.load_s, 2),
         _number(c.peak_rss_mb, 0),

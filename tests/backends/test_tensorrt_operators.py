@@ -54,7 +54,10 @@ def test_bytes_as_an_input_came_with_8_5(tmp_path):
 
 def test_an_operator_inside_a_body_counts(tmp_path):
     inner = helper.make_graph(
-        [helper.make_node("Round", ["x"], ["r"])], "body", [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, [2])]
+        [helper.make_node("Round", ["x"], ["r"])],
+        "body",
+        [],
+        [helper.make_tensor_value_info("r", TensorProto.FLOAT, [2])],
     )
     graph = helper.make_graph(
         [helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)], "outer",

@@ -26,6 +26,7 @@ from edgeopt.flows.prepare import Prepared, in_words, prepare
 from edgeopt.flows.push import push
 from edgeopt.flows.validate import How, validate_at
 from edgeopt.ports.connect import connect
+from edgeopt.report.text import plain
 from tests.conftest import wait_until
 from tests.tensorrt_device import install, with_engines
 
@@ -52,7 +53,8 @@ def over_ssh(tmp_path, start_sshd, ssh_config):
 
         def start(**settings):
             found = install(tmp_path / "jetson", **settings)
-            config = ssh_config(start_sshd("device", f"SetEnv PATH={found}:/usr/bin:/bin"))
+            start.server = start_sshd("device", f"SetEnv PATH={found}:/usr/bin:/bin")
+            config = ssh_config(start.server)
             return stack.enter_context(connect("device", config=config))
 
         yield start
@@ -85,6 +87,17 @@ def test_an_engine_is_built_marked_simulated_and_not_built_again(here, root, tmp
     assert list((root / "engines" / "timing").iterdir())
 
 
+def sessions(server: int) -> list[int]:
+    """The processes that an sshd has begun, one for each of its connections."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == server and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
 def test_over_ssh_it_goes_on_when_the_session_is_killed(over_ssh, root, tmp_path, monkeypatch):
     connection, go_on = over_ssh(until=str(tmp_path / "go on")), tmp_path / "go on"
     artifact = with_engines(tmp_path / "a")
@@ -92,9 +105,13 @@ def test_over_ssh_it_goes_on_when_the_session_is_killed(over_ssh, root, tmp_path
     monkeypatch.setattr(flow, "POLL_S", 0.1)
     waiting = threading.Thread(target=lambda: outcome.append(build(artifact, connection, root)), daemon=True)
     waiting.start()
-    assert wait_until(lambda: any(s["status"] == "building" and s["share"] > 0.3 for s in engines_of(root)), 20)
+    assert wait_until(lambda: any(s["status"] == "building" and s["share"] > 0.3 for s in engines_of(root)), 60)
     builder = engines_of(root)[0]["process"]["pid"]
-    connection._transport.sock.close()  # as a link that is cut; the server ends the session and all that it started
+    killed = sessions(over_ssh.server.pid)
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not set(killed) & set(sessions(over_ssh.server.pid)), 60)
     assert Path(f"/proc/{builder}").exists() and engines_of(root)[0]["status"] == "building"
     go_on.touch()
     waiting.join(60)
@@ -107,7 +124,7 @@ def test_asked_again_it_reports_and_does_not_build_twice(over_ssh, root, tmp_pat
     first = build(artifact, over_ssh(until=str(go_on)), root, wait=False)
     assert first.pending
     with connect("device", config=tmp_path / "ssh_config") as another:
-        assert wait_until(lambda: build(artifact, another, root, wait=False).engines[0].status == "building", 20)
+        assert wait_until(lambda: build(artifact, another, root, wait=False).engines[0].status == "building", 60)
         running = build(artifact, another, root, wait=False).engines[0]
         assert running.passport == first.engines[0].passport and running.elapsed_s > 0
         go_on.touch()
@@ -129,7 +146,7 @@ def test_ctrl_c_leaves_the_build_running_and_says_how_to_ask_again(here, bench, 
         with pytest.raises(KeyboardInterrupt):
             build(artifact, here, root)
     assert asked and "edgeopt prepare" in caplog.text
-    assert wait_until(lambda: any(s["status"] == "building" for s in engines_of(root)), 20)
+    assert wait_until(lambda: any(s["status"] == "building" for s in engines_of(root)), 60)
     (tmp_path / "go on").touch()
     done = build(artifact, here, root)
     assert done.engines[0].status == "ready" and builds(root) == 1
@@ -139,7 +156,7 @@ def test_a_build_that_was_killed_is_told_from_one_that_runs_and_built_again(here
     install(bench, until=str(tmp_path / "never"))
     artifact = with_engines(tmp_path / "a")
     build(artifact, here, root, wait=False)
-    assert wait_until(lambda: any(s["status"] == "building" for s in engines_of(root)), 20)
+    assert wait_until(lambda: any(s["status"] == "building" for s in engines_of(root)), 60)
     os.kill(engines_of(root)[0]["process"]["pid"], signal.SIGKILL)
     with locked(here, str(root), "tiny") as place:
         (engine,) = flow._ask(
@@ -200,6 +217,7 @@ def test_an_engine_is_measured_and_its_figures_are_marked(here, root, tmp_path):
     (result,) = done.report.candidates
     assert result.failure is None and result.calls == 3 and result.p50_ms > 0 and result.sqnr_db > 90
     assert done.report.simulated and done.report.verdict == "undecided"
+    assert "SIMULATED: recorded lines" in plain(done.report) and "tensorrt-fp16 (simulated)" in plain(done.report)
     assert done.selection.reason.startswith("SIMULATED (")
     assert not list(root.glob("engines/*/run-*"))
 
@@ -235,7 +253,7 @@ def test_deploy_prepares_by_itself(over_ssh, root, tmp_path, monkeypatch):
 def test_an_engine_goes_with_the_last_release_that_has_its_file(here, root, tmp_path):
     old = with_engines(tmp_path / "old")
     stays = build(old, here, root).engines[0]
-    other = with_engines(tmp_path / "other", name="other", recipe={"flags": ()})
+    other = with_engines(tmp_path / "other", name="engines", recipe={"flags": ()})  # as the folder is called
     build(other, here, root)  # of the same file
     for blob in root.glob(f"blobs/sha256/*/{old.manifest.files['float.onnx'].sha256}"):
         blob.unlink()
