@@ -170,8 +170,8 @@ def _nvinfer(shipped: Shipped, candidate: Candidate, spec: TensorSpec) -> str:
         rows.append(("input-tensor-from-meta", 1))
     if candidate.precision == "int8":
         notes.append(
-            "The file holds its integer scales (Q/DQ). nvinfer, asked to build in int8, wants a calibration file, which "
-            f"it does not need: build by trtexec.sh first, and move {candidate.name}.engine to the name below."
+            "The file holds its integer scales (Q/DQ) and needs no calibration file, which nvinfer asks for in int8: "
+            f"build by trtexec.sh first, and move {candidate.name}.engine to the name below."
         )
     head = [
         f"{shipped.project.name} for {shipped.profile}: DeepStream's nvinfer. Paths are relative to this file.",
