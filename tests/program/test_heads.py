@@ -25,6 +25,7 @@ from edgeopt.spec.manifest import Agreement, Candidate, Tolerance
 from edgeopt.spec.report import CandidateResult
 from tests.passes.support import program
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 HEADS = [
     {"y0": Output(head="softmax")},
     {"y0": Output(head="argmax")},
