@@ -113,3 +113,19 @@ def test_a_dla_that_is_asked_for_is_refused_with_the_reason_and_the_gpu_still_se
     found = tensorrt.lower(case("residual").program, asked, tmp_path)
     assert {c.name for c in found.candidates} == {"tensorrt-fp32", "tensorrt-fp16"}
     assert [(r.candidate, "a scale on every tensor" in r.reason) for r in found.refused] == [("tensorrt-dla", True)]
+
+
+class _OfBytes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 2, 3)
+
+    def forward(self, x):
+        return self.layer(x.to(torch.float32))
+
+
+def test_bytes_are_refused_before_tensorrt_8_5():
+    program = quantized.program(_OfBytes(), 3, 6, 6, dtype="uint8", values=(0, 255))
+    (reason,) = tensorrt.refusals(program, load_profile("nano"))
+    assert "takes no uint8, which the input 'x' is" in reason and "dtype: float32" in reason
+    assert tensorrt.refusals(program, load_profile("orin-nano")) == ()
