@@ -162,6 +162,16 @@ def test_files_may_differ_in_a_choice_between_near_values_and_in_no_other_intege
         equality.require(reference, found, equality.FLOAT, words="here", file="f", decisions={"y": None})
 
 
+def test_what_a_program_that_rounds_chooses_is_left_to_the_gates():
+    reference, found = {"y": np.arange(10, dtype=np.int32)}, {"y": np.zeros(10, np.int32)}
+    rounds = Tolerance(sqnr_db=30)
+    equality.require(reference, found, rounds, words="here", file="f", decisions={"y": None})
+    with pytest.raises(LoweringError, match="only 10.0% agree"):
+        equality.require(reference, found, rounds, words="here", file="f")
+    with pytest.raises(LoweringError, match="instead of"):
+        equality.require(reference, {"y": found["y"][:5]}, rounds, words="here", file="f", decisions={"y": None})
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(1.0, "pass"), (0.99, "pass"), (0.98, "fail")])
 def test_the_gate_judges_choices_by_agreement(share, verdict):
     result = CandidateResult(name="c", runtime="onnxruntime", precision="fp32", top1_agreement=share)
