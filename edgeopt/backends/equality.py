@@ -106,7 +106,8 @@ def require(
     for name, wanted in reference.items():
         rounds, chooses = within != FLOAT, name in decisions
         reason = _difference(name, wanted, found[name], within, exact=not rounds and not chooses)
-        if reason and not (rounds and chooses and found[name].shape == wanted.shape):
+        alike = (found[name].shape, found[name].dtype) == (wanted.shape, wanted.dtype)
+        if reason and not (rounds and chooses and alike):
             raise LoweringError(f"the file {OTHER_VALUES} {words}: {reason}", where=file)
 
 
