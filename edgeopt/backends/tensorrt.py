@@ -31,8 +31,16 @@ def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
     """No TensorRT on the target, or integers that its GPU does not have."""
     if profile.target.tensorrt is None:
         return ("the target has no TensorRT",)
-    reason = cannot(precision_of(program), runtime, profile.target)
+    reason = cannot(precision_of(program), runtime, profile.target) or _no_bytes(program, profile.target.tensorrt)
     return (reason,) if reason else ()
+
+
+def _no_bytes(program: Program, version: str) -> str | None:
+    """TensorRT takes uint8 inputs from 8.5 on (its release notes, 8.5.1)."""
+    names = [spec.name for spec in program.signature.inputs if spec.dtype == "uint8"]
+    if not names or version_tuple(version) >= (8, 5):
+        return None
+    return f"TensorRT {version} takes no uint8, which the input '{names[0]}' is; with camera, write dtype: float32"
 
 
 def lower(program: Program, profile: Profile, out: Path, *, target_python: str | None = None) -> Lowered:

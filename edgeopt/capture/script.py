@@ -207,8 +207,11 @@ def extended(module: torch.jit.ScriptModule, signature: Signature, outputs: list
     taken = ["y = self.inner({given})", "y0 = y"] if lone else ["y = self.inner({given})"]
     taken += [] if lone else [f"y{i} = y[{i}]" for i in range(len(signature.outputs))]
     lines = "".join(f"    {line.format(given=given)}\n" for line in taken)
+    written = io.BytesIO()
     with _deprecations_ignored():
-        holder = torch.jit.script(_holder({"inner": module}))
+        torch.jit.save(module, written)  # a frozen module can be part of another one only when it was loaded
+        written.seek(0)
+        holder = torch.jit.script(_holder({"inner": torch.jit.load(written, map_location="cpu")}))
         holder.define(f"def forward(self, {given}):\n{lines}    return ({', '.join(outputs)},)\n")
         return _final(holder)
 

@@ -1,9 +1,9 @@
 """What stands between a camera's frame and the first layer, put where it costs least.
 
 Turned channels (BGR for RGB) before convolutions: conv_w(flip(x)) = conv_flip(w)(x), padding included, since zeros
-turned are zeros. The normalisation behind is `conv_affine`'s. TensorRT takes bytes as a network's input from 8.5 on
-and does nothing with them but cast them (Developer Guide, kUINT8: for inputs and outputs), so for it the cast comes first;
-elsewhere the frame is moved as bytes, a quarter of the memory.
+turned are zeros. The normalisation behind is `conv_affine`'s. TensorRT takes bytes as a network's input from 8.5 on,
+and does nothing with them but cast them (Developer Guide, kUINT8: for inputs and outputs), so for it the cast comes
+first; elsewhere the frame is moved as bytes, a quarter of the memory.
 """
 
 from __future__ import annotations

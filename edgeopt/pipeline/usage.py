@@ -106,10 +106,8 @@ def _trtexec(shipped: Shipped) -> str:
     ]  # fmt: skip
     files = {c.name: c.file for c in shipped.candidates}
     for recipe in shipped.recipes:
-        lines += [
-            "",
-            shlex.join(_build(recipe, files[recipe.candidate], shipped.tensorrt or "")).replace(" --", " \\\n  --"),
-        ]
+        argv = _build(recipe, files[recipe.candidate], shipped.tensorrt or "")
+        lines += ["", " \\\n  ".join(shlex.quote(argument) for argument in argv)]
     return "\n".join(lines) + "\n"
 
 
@@ -170,15 +168,15 @@ def _nvinfer(shipped: Shipped, candidate: Candidate, spec: TensorSpec) -> str:
         rows.append(("input-tensor-from-meta", 1))
     if candidate.precision == "int8":
         notes.append(
-            "The file holds its integer scales (Q/DQ). nvinfer, asked to build in int8, wants a calibration file, which "
-            f"it does not need: build by trtexec.sh first, and move {candidate.name}.engine to the name below."
+            "The file holds its integer scales (Q/DQ) and needs no calibration file, which nvinfer asks for in int8: "
+            f"build by trtexec.sh first, and move {candidate.name}.engine to the name below."
         )
     head = [
         f"{shipped.project.name} for {shipped.profile}: DeepStream's nvinfer. Paths are relative to this file.",
         *notes,
     ]
     body = [f"{key}={value}" for key, value in rows]
-    return "\n".join([*(f"# {note}" for note in head), "[property]", *body]) + "\n"
+    return "\n".join([*(f"# {' '.join(note.split())}" for note in head), "[property]", *body]) + "\n"
 
 
 def _nvinfer_notes(camera: Camera | None, spec: TensorSpec) -> list[str]:
@@ -220,14 +218,18 @@ def _readme(shipped: Shipped, files: tuple[str, ...]) -> str:
     lines += [f"| `{name}` | {about[name]} |" for name in files]
     lines += ["", "| input | type | shape | holds |", "|---|---|---|---|"]
     for spec in shipped.signature.inputs:
-        lines.append(f"| `{spec.name}` | {spec.dtype} | {_shape(spec, shipped.signature)} | {words[spec.name]} |")
+        shape = _shape(spec, shipped.signature)
+        lines.append(f"| `{_cell(spec.name)}` | {spec.dtype} | {shape} | {_cell(words[spec.name])} |")
     lines += ["", "| output | type | shape | holds |", "|---|---|---|---|"]
     heads = _head_words(shipped)
     for spec in shipped.signature.outputs:
-        lines.append(
-            f"| `{spec.name}` | {spec.dtype} | {_shape(spec, shipped.signature)} | {heads.get(spec.name, '')} |"
-        )
+        shape = _shape(spec, shipped.signature)
+        lines.append(f"| `{_cell(spec.name)}` | {spec.dtype} | {shape} | {_cell(heads.get(spec.name, ''))} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _head_words(shipped: Shipped) -> dict[str, str]:

@@ -41,6 +41,8 @@ def _as_integers(module: GraphModule, conv: Node) -> bool:
     frames = source.args[0]
     if frames.meta["val"].dtype is not torch.uint8 or source.meta["val"].dtype is not torch.float32:
         return False
+    if frames.meta["val"].dim() != 4:  # a convolution takes a picture without a batch too
+        return False
     channels = frames.meta["val"].shape[1]
     means = torch.zeros(channels) if shift is None else _each_channel(shift, channels)
     if means is None or not bool(((means >= 0) & (means <= 255)).all()):

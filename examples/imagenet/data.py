@@ -15,18 +15,29 @@ MEAN, DEVIATION = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0
 CALIBRATION_PICTURES = 100
 
 
-def picture(path: Path) -> np.ndarray:
-    """The centre 224 x 224 of the picture, its shorter side at 224: float32 [224, 224, 3] from 0 to 255."""
+def _image():
+    """Pillow's module, which lies in the zoo."""
     if str(ZOO / "site") not in sys.path:
         sys.path.append(str(ZOO / "site"))
     from PIL import Image
 
-    image = Image.open(path)
-    if image.mode in ("RGBA", "LA", "P"):  # object pictures stand on a transparent ground
+    return Image
+
+
+def _opened(path: Path):
+    """The picture in RGB; object pictures, which stand on a transparent ground, on white."""
+    pillow = _image()
+    image = pillow.open(path)
+    if image.mode in ("RGBA", "LA", "P"):
         image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(ground, image)
-    image = image.convert("RGB")
+        ground = pillow.new("RGBA", image.size, (255, 255, 255, 255))
+        image = pillow.alpha_composite(ground, image)
+    return image.convert("RGB")
+
+
+def picture(path: Path) -> np.ndarray:
+    """The centre 224 x 224 of the picture, its shorter side at 224: float32 [224, 224, 3] from 0 to 255."""
+    image = _opened(path)
     scale = 224 / min(image.size)
     size = [max(224, round(side * scale)) for side in image.size]
     left, top = (size[0] - 224) // 2, (size[1] - 224) // 2
@@ -65,13 +76,19 @@ def other_pictures(count: int = 100) -> np.ndarray:
     return np.stack([picture(path) for path in chosen])
 
 
-@functools.cache
-def labelled() -> tuple[np.ndarray, np.ndarray]:
-    """foolbox's pictures float32 [20, 224, 224, 3] and their ImageNet classes int64 [20]."""
+def _labelled_paths() -> tuple[list[Path], np.ndarray]:
+    """foolbox's pictures and their ImageNet classes int64 [20]."""
     paths = sorted((ZOO / "site" / "foolbox" / "data").glob("imagenet_*.jpg"))
     if not paths:
         raise RuntimeError("foolbox's pictures are not there: run scripts/fetch-zoo")
-    return np.stack([picture(path) for path in paths]), np.array([int(p.stem.split("_")[2]) for p in paths])
+    return paths, np.array([int(p.stem.split("_")[2]) for p in paths])
+
+
+@functools.cache
+def labelled() -> tuple[np.ndarray, np.ndarray]:
+    """foolbox's pictures float32 [20, 224, 224, 3] and their ImageNet classes int64 [20]."""
+    paths, labels = _labelled_paths()
+    return np.stack([picture(path) for path in paths]), labels
 
 
 def for_mobilenet(pictures: np.ndarray) -> np.ndarray:
@@ -92,6 +109,31 @@ def _top1(predict: Callable, prepare: Callable, name: str) -> dict[str, float]:
     pictures, labels = labelled()
     found = [predict({name: prepare(pictures[i : i + 5])})["output"].argmax(1) for i in range(0, len(pictures), 5)]
     return {"top1": 100 * float((np.concatenate(found) == labels).mean())}
+
+
+def frame(path: Path) -> np.ndarray:
+    """The picture as a camera of 480 x 640 would give it, in BGR: uint8 [480, 640, 3], its shorter side at 480."""
+    image = _opened(path)
+    scale = 480 / min(image.size)
+    image = image.resize([max(480, round(side * scale)) for side in image.size])
+    seen = _image().new("RGB", (640, 480))
+    seen.paste(image, ((640 - image.width) // 2, (480 - image.height) // 2))
+    return np.ascontiguousarray(np.asarray(seen)[:, :, ::-1])
+
+
+def frames_calibration():
+    paths = _calibration_paths()
+    for start in range(0, len(paths), 5):
+        yield {"image": np.stack([frame(path) for path in paths[start : start + 5]])}
+
+
+def frames_evaluate(predict):
+    """Top-1 and top-5 accuracy in percent over the 20 labelled pictures, by the classes that the artifact gives."""
+    paths, labels = _labelled_paths()
+    found = [predict({"image": frame(path)[None]})["output.indices"][0] for path in paths]
+    first = np.float64([top[0] == label for top, label in zip(found, labels, strict=True)])
+    among = np.float64([label in top for top, label in zip(found, labels, strict=True)])
+    return {"top1": 100 * float(first.mean()), "top5": 100 * float(among.mean())}
 
 
 def mobilenet_calibration():

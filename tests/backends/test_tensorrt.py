@@ -105,3 +105,19 @@ def test_an_integer_file_that_onnxruntime_runs_in_float_is_refused(case, profile
 
 def test_the_table_names_each_backend_by_its_runtime():
     assert {name: backend.runtime for name, backend in BACKENDS.items()} == {n: n for n in BACKENDS}
+
+
+class _OfBytes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 2, 3)
+
+    def forward(self, x):
+        return self.layer(x.to(torch.float32))
+
+
+def test_bytes_are_refused_before_tensorrt_8_5():
+    program = quantized.program(_OfBytes(), 3, 6, 6, dtype="uint8", values=(0, 255))
+    (reason,) = tensorrt.refusals(program, load_profile("nano"))
+    assert "takes no uint8, which the input 'x' is" in reason and "dtype: float32" in reason
+    assert tensorrt.refusals(program, load_profile("orin-nano")) == ()

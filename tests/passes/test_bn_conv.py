@@ -182,7 +182,10 @@ BEFORE_KEPT = {
     "output too": (
         Chain(filled(nn.BatchNorm2d(2)), nn.Conv2d(2, 2, 1), last=lambda x, seen: (x, seen[1])), "but output",
     ),
-    "zeros padded": (nn.Sequential(filled(nn.BatchNorm2d(2)), nn.ZeroPad2d(1), nn.Conv2d(2, 2, 3)), "but pad"),
+    "zeros padded": (
+        nn.Sequential(filled(nn.BatchNorm2d(2)), nn.ZeroPad2d(1), nn.Conv2d(2, 2, 3)),
+        "zeros are padded on before",
+    ),
     "batch statistics": (
         nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False), nn.Conv2d(2, 2, 1)), "statistics of the batch",
     ),

@@ -59,6 +59,8 @@ def test_the_same_project_has_the_same_keys(folder):
     [
         ({"seed": "1"}, {}, "capture"),
         ({"axes.n.max": "9"}, {}, "capture"),
+        ({"inputs.image.camera": "{mean: 127}"}, {}, "capture"),
+        ({"outputs": "{scores: {head: argmax}}"}, {}, "qat"),  # evaluate sees it, which may choose the best epoch
         ({"passes": "{cse: off}"}, {}, "optimize"),
         ({}, {"precision.allowed": "[fp32]"}, "optimize"),
         ({"qat.epochs": "2"}, {}, "qat"),

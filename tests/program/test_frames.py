@@ -98,7 +98,7 @@ def test_bilinear_is_opencv_s():
 
 
 def test_enlarging_is_pillow_s():
-    """Pillow widens its window when it shrinks a picture, which is antialiasing; when it enlarges, it has our formula."""
+    """Pillow widens its window when it shrinks a picture, which is antialiasing; enlarging, it has our formula."""
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     camera = Camera(layout="CHW", size=(17, 31))
     x = frames(camera, (17, 31), channels=1, count=1)
