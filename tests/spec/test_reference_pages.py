@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeopt.spec.adaptive import Adaptive
 from edgeopt.spec.limits import Limits
 from edgeopt.spec.overrides import model_in
 from edgeopt.spec.profile import load_profile
@@ -49,7 +50,10 @@ def test_every_key_of_a_profile_is_on_its_page():
             assert {f"{name}.{key}" for key in below.model_fields} <= keys
 
 
-@pytest.mark.parametrize(("model", "prefix"), [(ProjectFile, ""), (Input, "inputs.NAME."), (Qat, "qat."), (Limits, "")])
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [(ProjectFile, ""), (Input, "inputs.NAME."), (Qat, "qat."), (Limits, ""), (Adaptive, "adaptive.")],
+)
 def test_every_key_of_a_project_is_on_its_page(model, prefix):
     keys = documented("project.md")
     assert {prefix + key for key in model.model_fields} - {"qat"} <= keys
