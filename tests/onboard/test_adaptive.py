@@ -126,6 +126,21 @@ def test_declared_sizes_beyond_the_room_are_told_and_displace_none():
     assert entries.closed == [(3,)] and model.statistics().evictions == 0
 
 
+def test_a_declared_size_is_warm_on_both_sides_before_its_first_call():
+    """Case V02: TorchScript looks on for one call and optimises in the second, which no frame is to wait for."""
+    dynamic, entry = [], []
+
+    def count(calls):
+        return lambda x: calls.append(x.shape) or double(x)
+
+    model = AdaptiveModel(count(dynamic), lambda x: count(entry))
+    assert model.warm(frame(3))
+    assert dynamic == entry == [(3,)] * 3
+    model(frame(3))
+    assert len(dynamic) == 3 and len(entry) == 4
+    assert model.statistics().hits == 1 and model.statistics().fallbacks == 0  # warming is no call of the application
+
+
 def test_a_failing_build_is_counted_told_and_served_by_the_dynamic_graph(caplog):
     entries = Entries(fails=[(2, 2)])
     model = AdaptiveModel(double, entries)
