@@ -299,6 +299,22 @@ def test_memory_stays_flat_over_2000_random_sizes():
     assert resident_bytes() - before < 32 << 20
 
 
+def test_an_entry_that_does_not_say_its_size_is_weighed():
+    """And what was free before, or is free after, does not count: 64 MiB in blocks of 64 KiB come and go."""
+
+    def build(x):
+        passing = [np.ones(1 << 13) for _ in range(1 << 10)]
+        kept = np.ones(1 << 22)  # 32 MiB
+        del passing
+        return lambda x: {"twice": 2 * x * kept[0]}
+
+    model = AdaptiveModel(double, build, size_bytes=80 << 20)
+    for size in range(1, 6):
+        model(frame(size))
+        assert abs(model.statistics().size_bytes / (32 << 20) - min(size, 2)) < 0.4
+    assert (model.statistics().entries, model.statistics().evictions) == (2, 3)
+
+
 def test_closed_is_closed():
     entries = Entries()
     model = AdaptiveModel(double, entries)
