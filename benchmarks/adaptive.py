@@ -4,7 +4,7 @@
 
 For each backend: both sides in processes of their own, in turns; each answers the same shuffled stream, and its answers
 are compared with the eager model's. The times are of the stream after every size has been seen. Memory: resident bytes
-before and after 2,000 calls of random sizes, of which those seen twice get entries, while 8 are kept at most.
+every 200 of 2,200 calls: of three quarters the size is random, of the others one of 24, for which there are 8 entries.
 Goals: at least 15 % faster than one dynamic graph on the backend that the device would run; memory flat.
 """
 
@@ -32,7 +32,8 @@ SIZES = [
     (128, 128), (160, 160), (192, 192), (224, 224), (256, 256), (320, 320),
     (160, 224), (224, 160), (192, 320), (320, 192), (224, 288), (256, 320),
 ]  # fmt: skip
-BACKENDS = ("onnxruntime", "openvino", "torchscript", "torchscript-onednn")
+BACKENDS = ("onnxruntime", "openvino", "openvino-bf16", "torchscript", "torchscript-onednn")
+MOST_ERROR = {"openvino-bf16": 0.1}  # of the largest score, else 1e-3
 STREAM_PASSES, WARM_PASSES = 6, 2
 RANDOM_CALLS, RANDOM_LOW, RANDOM_HIGH = 2000, 64, 160
 
@@ -63,8 +64,8 @@ def build(artifact: Path) -> None:
 
 def programs(artifact: Path, backend: str, threads: int):
     """(the dynamic graph, what builds an entry), both called with the image and giving the scores."""
-    if backend == "openvino":
-        return _openvino(artifact, threads)
+    if backend.startswith("openvino"):
+        return _openvino(artifact, threads, "bf16" if backend == "openvino-bf16" else "f32")
     from edgeopt.onboard import adaptors
     from edgeopt.runtime.artifact import read_manifest
 
@@ -83,10 +84,11 @@ def programs(artifact: Path, backend: str, threads: int):
     return (lambda image: program.call([image])[0]), entry
 
 
-def _openvino(artifact: Path, threads: int):
+def _openvino(artifact: Path, threads: int, precision: str):
     import openvino
 
-    core, settings = openvino.Core(), {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
 
     def compiled(shape):
         model = core.read_model(str(artifact / "float.onnx"))
@@ -115,7 +117,7 @@ def stream(artifact: Path, backend: str, threads: int, side: str) -> None:
         if side == "adaptive":
             model.warm(frame)
         error = float(np.abs(model(frame)[0] - scores).max() / np.abs(scores).max())
-        assert error < 1e-3, (backend, frame.shape, error)
+        assert error < MOST_ERROR.get(backend, 1e-3), (backend, frame.shape, error)
     order = [frame for _ in range(STREAM_PASSES) for frame in frames]
     random.Random(0).shuffle(order)
     for frame in frames * WARM_PASSES:
@@ -123,7 +125,8 @@ def stream(artifact: Path, backend: str, threads: int, side: str) -> None:
     started, used = time.perf_counter(), time.process_time()
     for frame in order:
         model(frame)
-    print("CPU ms:", 1e3 * (time.process_time() - used) / len(order))
+    print("CPU ms of a frame, which other work on the machine changes less:")
+    print(1e3 * (time.process_time() - used) / len(order))
     print(1e3 * (time.perf_counter() - started) / len(order))
 
 
@@ -133,11 +136,12 @@ def memory(artifact: Path, backend: str, threads: int) -> None:
     from edgeopt.runtime import AdaptiveModel
 
     dynamic, entry = programs(artifact, backend, threads)
-    model = AdaptiveModel(dynamic, entry, entries=8, build_after=2)
+    model = AdaptiveModel(dynamic, entry, entries=8, build_after=5)
     pick, marks = random.Random(1), []
+    known = [(h, w) for h in range(64, 160, 24) for w in range(64, 160, 16)]  # 24, of which 8 have room
     for i in range(200 + RANDOM_CALLS):
         anew = (pick.randrange(RANDOM_LOW, RANDOM_HIGH), pick.randrange(RANDOM_LOW, RANDOM_HIGH))
-        size = pick.choice(SIZES[:2]) if i % 4 == 0 else anew
+        size = pick.choice(known) if i % 4 == 0 else anew
         model(np.zeros((1, 3, *size), np.float32))
         if i % 200 == 199:
             marks.append(round(resident_bytes() / 1e6, 1))
@@ -184,6 +188,7 @@ def both(asked: argparse.Namespace) -> None:
         rows = {}
         for backend in asked.backends.split(","):
             rows |= _rows(asked, backend)
+            print(f"measured: {backend}", file=sys.stderr)
     report(
         "AdaptiveModel on 12 mixed resolutions of MobileNetV2",
         rows | {"goal": "1.15 times faster than one dynamic graph; memory flat over 2,000 random sizes"},

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict, namedtuple
 
 from .adaptive_key import key_of, words
-from .memory import resident_bytes
+from .memory import give_back, resident_bytes
 
 log = logging.getLogger("edgeopt.onboard")
 
@@ -114,8 +114,7 @@ class AdaptiveModel:
             self._slots.clear()
             self._bytes = 0
             idle = [slot for slot in slots if slot.leave()]
-        for slot in idle:
-            slot.close()
+        _close_all(idle)
 
     def _take(self, key):
         """The entry of the key, held until it is released; None where there is none."""
@@ -183,7 +182,7 @@ class AdaptiveModel:
             return count >= self._build_after
 
     def _made(self, key, args, kwargs, pinned):
-        before, call = resident_bytes(), None
+        before, call = _settled_bytes(), None
         try:
             call = self._build(*args, **kwargs)
             slot = _Slot(call, 0, pinned, getattr(call, "concurrent", self._concurrent))
@@ -195,10 +194,10 @@ class AdaptiveModel:
             self._refuse(key, "failures", "it cannot be made: %s" % _first_line(error))
             return None
         if slower:
-            slot.close()
+            _close_all([slot])
             self._refuse(key, "declined", slower)
             return None
-        slot.size = max(getattr(call, "size_bytes", 0), resident_bytes() - before, 0)
+        slot.size = max(getattr(call, "size_bytes", 0), _settled_bytes() - before, 0)
         return self._keep(key, slot)
 
     def _trial(self, slot, args, kwargs):
@@ -226,11 +225,10 @@ class AdaptiveModel:
                 self._counts["builds"] += 1
                 self._seen.pop(key, None)
                 slot.users = 1
-        for other in leaving:
-            other.close()
+        _close_all(leaving)
         if room:
             return slot
-        slot.close()
+        _close_all([slot])
         self._refuse(key, "declined", "no room for %.1f MB beside what is kept" % (slot.size / 1e6))
         return None
 
@@ -257,7 +255,7 @@ class AdaptiveModel:
                 self._bytes -= slot.size
             idle = there and slot.leave()
         if idle:
-            slot.close()
+            _close_all([slot])
         if there:
             self._refuse(key, "failures", reason)
 
@@ -276,7 +274,7 @@ class AdaptiveModel:
             slot.users -= 1
             idle = slot.gone and slot.users == 0
         if idle:
-            slot.close()
+            _close_all([slot])
 
 
 class _Slot:
@@ -295,6 +293,20 @@ class _Slot:
     def close(self):
         call, self.call = self.call, None
         _close(call)
+
+
+def _settled_bytes():
+    """Resident memory without what is free: loading a file leaves several times its size of that."""
+    give_back()
+    return resident_bytes()
+
+
+def _close_all(slots):
+    """Close entries, and return their memory."""
+    for slot in slots:
+        slot.close()
+    if slots:
+        give_back()
 
 
 def _close(call):

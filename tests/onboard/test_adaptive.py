@@ -126,6 +126,21 @@ def test_declared_sizes_beyond_the_room_are_told_and_displace_none():
     assert entries.closed == [(3,)] and model.statistics().evictions == 0
 
 
+def test_a_declared_size_is_warm_on_both_sides_before_its_first_call():
+    """Case V02: TorchScript looks on for one call and optimises in the second, which no frame is to wait for."""
+    dynamic, entry = [], []
+
+    def count(calls):
+        return lambda x: calls.append(x.shape) or double(x)
+
+    model = AdaptiveModel(count(dynamic), lambda x: count(entry))
+    assert model.warm(frame(3))
+    assert dynamic == entry == [(3,)] * 3
+    model(frame(3))
+    assert len(dynamic) == 3 and len(entry) == 4
+    assert model.statistics().hits == 1 and model.statistics().fallbacks == 0  # warming is no call of the application
+
+
 def test_a_failing_build_is_counted_told_and_served_by_the_dynamic_graph(caplog):
     entries = Entries(fails=[(2, 2)])
     model = AdaptiveModel(double, entries)
@@ -282,6 +297,22 @@ def test_memory_stays_flat_over_2000_random_sizes():
         model(frame(pick.randrange(1, 3000)))
     assert model.statistics().evictions > 1000
     assert resident_bytes() - before < 32 << 20
+
+
+def test_an_entry_that_does_not_say_its_size_is_weighed():
+    """And what was free before, or is free after, does not count: 64 MiB in blocks of 64 KiB come and go."""
+
+    def build(x):
+        passing = [np.ones(1 << 13) for _ in range(1 << 10)]
+        kept = np.ones(1 << 22)  # 32 MiB
+        del passing
+        return lambda x: {"twice": 2 * x * kept[0]}
+
+    model = AdaptiveModel(double, build, size_bytes=80 << 20)
+    for size in range(1, 6):
+        model(frame(size))
+        assert abs(model.statistics().size_bytes / (32 << 20) - min(size, 2)) < 0.4
+    assert (model.statistics().entries, model.statistics().evictions) == (2, 3)
 
 
 def test_closed_is_closed():

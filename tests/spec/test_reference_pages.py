@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeopt.spec.adaptive import Adaptive
 from edgeopt.spec.camera import Camera, Output
 from edgeopt.spec.limits import Limits
 from edgeopt.spec.overrides import model_in
@@ -57,6 +58,7 @@ MODELS = [
     (Output, "outputs.NAME."),
     (Qat, "qat."),
     (Limits, ""),
+    (Adaptive, "adaptive."),
 ]
 
 
