@@ -91,7 +91,7 @@ class _Student:
                 observer = calibrated.get_submodule(node.target)
                 part = made.setdefault(id(observer), None) or learned.of(calibrated, node)
                 made[id(observer)] = self._parts[node.target] = part
-                _put(self._module, node.target, part)
+                learned.put(self._module, node.target, part)
         self._module.recompile()
         for name, parameter in self._module.named_parameters():
             parameter.requires_grad_(any(name.startswith(f"{target}.") for target in self._parts))
@@ -220,11 +220,6 @@ def _most_rows(signature: Signature) -> int | None:
     if not samples.by_rows(signature):
         return None
     return min(ROWS, *(signature.axes[spec.shape[0]].max for spec in signature.inputs))
-
-
-def _put(module: GraphModule, target: str, part: torch.nn.Module) -> None:
-    owner, _, leaf = target.rpartition(".")
-    setattr(module.get_submodule(owner), leaf, part)
 
 
 def _decibels(error: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgeopt.program import ExportedGraph
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import bias_correction, distill, equalize, rounding, samples
+from edgeopt.quant import bias_correction, distill, equalize, margins, rounding, samples
 from edgeopt.quant.prepare import Prepared
 from edgeopt.quant.samples import Batch
 from edgeopt.spec.profile import ResolvedQuantization
@@ -15,13 +15,19 @@ LEAST_SAMPLES = bias_correction.LEAST_SAMPLES
 
 
 def before(
-    program: ExportedGraph, quantization: ResolvedQuantization, kept: Sequence[Batch], *, progress: Progress = SILENT
+    program: ExportedGraph,
+    quantization: ResolvedQuantization,
+    kept: Sequence[Batch],
+    *,
+    keep_float: tuple[str, ...] = (),
+    progress: Progress = SILENT,
 ) -> tuple[ExportedGraph, dict[str, str]]:
     """The methods that change the float program, before it is prepared; method -> what it did."""
     if "equalize" not in quantization.improve or not kept:
         return program, {}
-    program, did = equalize.equalize(program, kept, progress=progress)
-    return program, {"equalize": did}
+    margin = margins.chosen(program, quantization, kept, keep_float=keep_float, progress=progress)
+    program, did = equalize.equalize(program, kept, margin=margin, progress=progress)
+    return program, {"equalize": did if margin == equalize.MARGIN else f"{did}; {margin:g} times below clamps"}
 
 
 def after(

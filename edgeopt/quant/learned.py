@@ -1,9 +1,9 @@
 """Integers that gradients reach: what stands for an observer while a quantized program learns from the float one.
 
-A scale is learned as in Esser et al., "Learned Step Size Quantization", ICLR 2020, section 2.1: of s clamp(round(x / s))
-the derivative in s is the integer less x / s where nothing is cut, else the integer. Gradients pass a rounding as they
-are (Bengio et al., 2013). Weights are held in steps of their scale, so that a learning rate means the same in every
-layer, and a scale that moves takes its integers along.
+A scale is learned as in Esser et al., "Learned Step Size Quantization", ICLR 2020, section 2.1: the derivative of
+s clamp(round(x / s)) in s is the integer less x / s where nothing is cut, else the integer. Gradients pass a rounding
+as they are (Bengio et al., 2013). Weights are held in steps of their scale, so that a learning rate means the same in
+every layer, and a scale that moves takes its integers along.
 """
 
 from __future__ import annotations
@@ -132,6 +132,12 @@ def of(module: GraphModule, node: Node) -> torch.nn.Module:
         return Weights(observer, module, source) if own and weight else Fixed(observer)
     seen = isinstance(observer, observers.Watched) and bool(observer.min_val <= observer.max_val)
     return Values(observer) if seen else Fixed(observer)
+
+
+def put(module: GraphModule, target: str, part: torch.nn.Module) -> None:
+    """Let the node of that target call `part`; the module has to be recompiled after the last."""
+    owner, _, leaf = target.rpartition(".")
+    setattr(module.get_submodule(owner), leaf, part)
 
 
 class _Rounded(torch.autograd.Function):

@@ -147,5 +147,5 @@ def test_integers_stay_within_their_bits(short):
     p, data = program(Deep(), 3, 16, 16), batches(3, 16, 16)
     integer, _ = convert.from_batches(p, quantization(improve=("distill",), weight_bits=7), data)
     stored = [v for v in integer.module.state_dict().values() if v.dtype == torch.int8]
-    assert stored and all(-64 <= int(v.min()) and int(v.max()) <= 63 for v in stored)
+    assert stored and all(int(v.min()) >= -64 and int(v.max()) <= 63 for v in stored)
     assert any(is_dequantize(node) for node in integer.module.graph.nodes)
