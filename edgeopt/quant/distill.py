@@ -54,28 +54,36 @@ class Distilled:
         return f"{self.rounds} steps, {_decibels(self.before)} to {_decibels(self.after)} on held-out samples"
 
 
+def parts(kept: Sequence[Batch], signature: Signature) -> tuple[list[Batch], list[Batch]]:
+    """(what is learnt from, what judges): the second is for no other method to look at, or it judges wrongly."""
+    return _split(kept, _most_rows(signature))
+
+
 def distill(
-    prepared: Prepared, float_program: ExportedGraph, kept: Sequence[Batch], *, progress: Progress = SILENT
+    prepared: Prepared,
+    float_program: ExportedGraph,
+    learn: Sequence[Batch],
+    judge: Sequence[Batch],
+    *,
+    progress: Progress = SILENT,
 ) -> Distilled:
     """Train weights, biases and scales of a calibrated program in place; its observers get the scales.
 
-    `kept`: positional tensors. `float_program` gives the outputs to be met; those that are not floating point are
-    passed over. Deterministic on one machine and number of threads. Where a tensor is not the layer's own, or an
-    operator of the user's has no gradient, nothing of it is changed.
+    `learn` and `judge`: `parts` of positional tensors. `float_program` gives the outputs to be met; those that are not
+    floating point are passed over. Deterministic on one machine and number of threads. What is not a layer's own stays,
+    and all does where an operator of the user's has no gradient.
     """
-    most = _most_rows(prepared.program.signature)
-    learn, judge = _split(kept, most)
-    rows = sum(map(samples.count, kept))
+    signature = prepared.program.signature
+    rows = sum(samples.count(batch) for batch in (*learn, *judge))
     if rows < LEAST_SAMPLES or not judge:
-        return Distilled(
-            reason=f"{rows} samples say too little, it takes {LEAST_SAMPLES}, in {HELD_OUT} batches or one"
-        )
+        return Distilled(reason=f"{rows} samples say too little, it takes {LEAST_SAMPLES}, in one batch or {HELD_OUT}")
     try:
         gradients.require(float_program)
     except StageError as why:
         return Distilled(reason=why.what)
     with randomness.reproducible(0):
-        return _Student(prepared.module, float_program.module).learn(learn, judge, most, progress)
+        student = _Student(prepared.module, float_program.module)
+        return student.learn(list(learn), list(judge), _most_rows(signature), progress)
 
 
 class _Student:

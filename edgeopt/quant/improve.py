@@ -37,11 +37,12 @@ def after(
 
     `float_program` is what was given to `before`: equalization may have moved the prepared one away from it.
     """
-    done, biases = _rounded(prepared, kept, progress)
-    if "distill" in prepared.quantization.improve:
-        learned = distill.distill(prepared, float_program, kept, progress=progress)
-        done["distill"] = learned.in_words()
-    return done, biases
+    if "distill" not in prepared.quantization.improve:
+        return _rounded(prepared, kept, progress)
+    learn, judge = distill.parts(kept, prepared.program.signature)
+    done, biases = _rounded(prepared, learn, progress)
+    learnt = distill.distill(prepared, float_program, learn, judge, progress=progress)
+    return {**done, "distill": learnt.in_words()}, biases
 
 
 def _rounded(prepared: Prepared, kept: Sequence[Batch], progress: Progress) -> tuple[dict[str, str], int]:
