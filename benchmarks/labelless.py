@@ -57,7 +57,6 @@ OURS: dict[str, Arm] = {
     "rounding": Arm(("rounding",)),
     "equalize+biases": Arm(("equalize", "biases")),
     "equalize+rounding": Arm(),
-    "equalize+rounding+distill": Arm(("equalize", "rounding", "distill")),
     "equalize+rounding, 2 float blocks": Arm(keep={"mobilenet_v2": tuple(f"features.{i}" for i in TWO)}),
     "equalize+rounding, 4 float blocks": Arm(keep={"mobilenet_v2": tuple(f"features.{i}" for i in FOUR)}),
     "equalize+rounding, 5 float blocks": Arm(keep={"mobilenet_v2": tuple(f"features.{i}" for i in (*FOUR, 14))}),

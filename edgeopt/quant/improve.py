@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgeopt.program import ExportedGraph
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import bias_correction, distill, equalize, margins, rounding, samples
+from edgeopt.quant import bias_correction, equalize, margins, rounding, samples
 from edgeopt.quant.prepare import Prepared
 from edgeopt.quant.samples import Batch
 from edgeopt.spec.profile import ResolvedQuantization
@@ -30,22 +30,8 @@ def before(
     return program, {"equalize": did if margin == equalize.MARGIN else f"{did}; {margin:g} times below clamps"}
 
 
-def after(
-    prepared: Prepared, kept: Sequence[Batch], *, float_program: ExportedGraph, progress: Progress = SILENT
-) -> tuple[dict[str, str], int]:
-    """The methods that change the calibrated program, in place; method -> what it did, and how many biases changed.
-
-    `float_program` is what was given to `before`: equalization may have moved the prepared one away from it.
-    """
-    if "distill" not in prepared.quantization.improve:
-        return _rounded(prepared, kept, progress)
-    learn, judge = distill.parts(kept, prepared.program.signature)
-    done, biases = _rounded(prepared, learn, progress)
-    learnt = distill.distill(prepared, float_program, learn, judge, progress=progress)
-    return {**done, "distill": learnt.in_words()}, biases
-
-
-def _rounded(prepared: Prepared, kept: Sequence[Batch], progress: Progress) -> tuple[dict[str, str], int]:
+def after(prepared: Prepared, kept: Sequence[Batch], *, progress: Progress = SILENT) -> tuple[dict[str, str], int]:
+    """The methods that change the calibrated program, in place; method -> what it did, and how many biases changed."""
     wanted = [name for name in prepared.quantization.improve if name in ("rounding", "biases")]
     if not wanted:
         return {}, 0

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from edgeopt.program import ExportedGraph, graph
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import channels, equalize, learned, samples
+from edgeopt.quant import channels, equalize, observers, samples
 from edgeopt.quant.prepare import complete_metadata, prepare
 from edgeopt.quant.samples import Batch
 from edgeopt.spec.profile import ResolvedQuantization
@@ -76,21 +76,28 @@ def _rounded(
     module = prepare(even, quantization, keep_float=keep_float).module
     for batch in fitted:
         module(*batch)
-    made: dict[int, torch.nn.Module] = {}
-    for node in module.graph.nodes:
-        if node.op == "call_module":
-            observer = module.get_submodule(node.target)
-            if id(observer) not in made:
-                part = learned.of(module, node)
-                made[id(observer)] = part if isinstance(part, learned.Values) else torch.nn.Identity()
-    _replace(module, made)
+    for target in {node.target for node in module.graph.nodes if node.op == "call_module"}:
+        owner, _, leaf = target.rpartition(".")
+        observer = module.get_submodule(target)
+        setattr(module.get_submodule(owner), leaf, _Rounds(observer) if _sees_values(observer) else torch.nn.Identity())
+    module.recompile()
     return [_outputs(module, batch) for batch in judges]
 
 
-def _replace(module: GraphModule, made: dict[int, torch.nn.Module]) -> None:
-    for target in {node.target for node in module.graph.nodes if node.op == "call_module"}:
-        learned.put(module, target, made[id(module.get_submodule(target))])
-    module.recompile()
+def _sees_values(observer: torch.nn.Module) -> bool:
+    """Whether it is an activation's, and values went through it."""
+    return isinstance(observer, observers.Watched) and bool(observer.min_val <= observer.max_val)
+
+
+class _Rounds(torch.nn.Module):
+    """In an observer's place: rounds what it observed."""
+
+    def __init__(self, observer: torch.nn.Module):
+        super().__init__()
+        self.observer = observer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return observers.rounded(self.observer, x)
 
 
 def _outputs(module: GraphModule, batch: Batch) -> torch.Tensor:

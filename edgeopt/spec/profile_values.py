@@ -25,7 +25,7 @@ PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 BackendName = Literal["onnxruntime", "torchscript", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Ranges = Literal["minmax", "moving-average", "percentile", "mse", "entropy"]
-Improvement = Literal["equalize", "rounding", "biases", "distill"]
+Improvement = Literal["equalize", "rounding", "biases"]
 Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "tensorrt"]
 # what passes/ fuses; activations after a convolution are fused by the runtimes
 FusionPattern = Literal[
