@@ -30,11 +30,11 @@ def from_batches(
 ) -> tuple[ExportedGraph, QuantReport]:
     """Post-training quantization on at most `limit` batches {input name: array}, with what `improve` names."""
     kept, stream = samples.held(batches, program.signature, limit=limit)
-    even, before = improve.before(program, quantization, kept, progress=progress)
-    prepared = prepare(even, quantization, keep_float=keep_float)
+    program, before = improve.before(program, quantization, kept, keep_float=keep_float, progress=progress)
+    prepared = prepare(program, quantization, keep_float=keep_float)
     calibrate(prepared, stream, limit=limit, progress=progress)
     prepared = off_centre.kept_float(prepared)
-    after, biases = improve.after(prepared, kept, float_program=program, progress=progress)
+    after, biases = improve.after(prepared, kept, progress=progress)
     integer, report = convert(prepared)
     return integer, dataclasses.replace(report, improved={**before, **after}, biases_corrected=biases)
 

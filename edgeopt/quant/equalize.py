@@ -30,12 +30,16 @@ MARGIN = 2.0
 
 
 def equalize(
-    program: ExportedGraph, batches: Sequence[Sequence[torch.Tensor]], *, progress: Progress = SILENT
+    program: ExportedGraph,
+    batches: Sequence[Sequence[torch.Tensor]],
+    *,
+    margin: float = MARGIN,
+    progress: Progress = SILENT,
 ) -> tuple[ExportedGraph, str]:
     """The program with equal channel ranges, and what was done in words. Weights change, the function does not.
 
     `batches`: positional tensors; the ranges of the channels are those seen in them. Beyond them a channel that a
-    clamp follows is cut at no less than MARGIN times what they showed.
+    clamp follows is cut at no less than `margin` times what they showed.
     """
     module = graph.copied(program.module)
     complete_metadata(module, program)
@@ -43,21 +47,21 @@ def equalize(
     if not found:
         return program, "no layers whose channels can be scaled together"
     ranges = _ranges(module, found, batches, progress)
-    scaled = sum(channels.scale(module, group, _scales(group, ranges)) for group in found)
+    scaled = sum(channels.scale(module, group, _scales(group, ranges, margin)) for group in found)
     left = "" if len(found) == scaled else f"; {len(found) - scaled} are even already"
     return dataclasses.replace(program, module=module), f"{scaled} groups of channels{left}"
 
 
-def _scales(group: Group, ranges: dict[Node, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+def _scales(group: Group, ranges: dict[Node, tuple[torch.Tensor, torch.Tensor]], margin: float) -> torch.Tensor:
     """[channels]: what each is multiplied by."""
     largest = torch.stack([torch.maximum(ranges[n][1], -ranges[n][0]) for n in group.quantized]).amax(0)
     share = 1.0 if group.free else SHARE
     scales = (largest.max() / largest.clamp_min(1e-12)).clamp(1.0, MOST) ** share
     for node, low, high in group.clamps:
         least, most = ranges[node]
-        room = high / (MARGIN * most.clamp_min(1e-12))
+        room = high / (margin * most.clamp_min(1e-12))
         if low < 0.0:
-            room = torch.minimum(room, low / (MARGIN * least.clamp_max(-1e-12)))
+            room = torch.minimum(room, low / (margin * least.clamp_max(-1e-12)))
         scales = torch.minimum(scales, room.clamp_min(1.0))
     return torch.where(largest > 0, scales, torch.ones_like(scales))
 

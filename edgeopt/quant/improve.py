@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgeopt.program import ExportedGraph
 from edgeopt.progress import SILENT, Progress
-from edgeopt.quant import bias_correction, distill, equalize, rounding, samples
+from edgeopt.quant import bias_correction, equalize, margins, rounding, samples
 from edgeopt.quant.prepare import Prepared
 from edgeopt.quant.samples import Batch
 from edgeopt.spec.profile import ResolvedQuantization
@@ -15,30 +15,23 @@ LEAST_SAMPLES = bias_correction.LEAST_SAMPLES
 
 
 def before(
-    program: ExportedGraph, quantization: ResolvedQuantization, kept: Sequence[Batch], *, progress: Progress = SILENT
+    program: ExportedGraph,
+    quantization: ResolvedQuantization,
+    kept: Sequence[Batch],
+    *,
+    keep_float: tuple[str, ...] = (),
+    progress: Progress = SILENT,
 ) -> tuple[ExportedGraph, dict[str, str]]:
     """The methods that change the float program, before it is prepared; method -> what it did."""
     if "equalize" not in quantization.improve or not kept:
         return program, {}
-    program, did = equalize.equalize(program, kept, progress=progress)
-    return program, {"equalize": did}
+    margin = margins.chosen(program, quantization, kept, keep_float=keep_float, progress=progress)
+    program, did = equalize.equalize(program, kept, margin=margin, progress=progress)
+    return program, {"equalize": did if margin == equalize.MARGIN else f"{did}; {margin:g} times below clamps"}
 
 
-def after(
-    prepared: Prepared, kept: Sequence[Batch], *, float_program: ExportedGraph, progress: Progress = SILENT
-) -> tuple[dict[str, str], int]:
-    """The methods that change the calibrated program, in place; method -> what it did, and how many biases changed.
-
-    `float_program` is what was given to `before`: equalization may have moved the prepared one away from it.
-    """
-    done, biases = _rounded(prepared, kept, progress)
-    if "distill" in prepared.quantization.improve:
-        learned = distill.distill(prepared, float_program, kept, progress=progress)
-        done["distill"] = learned.in_words()
-    return done, biases
-
-
-def _rounded(prepared: Prepared, kept: Sequence[Batch], progress: Progress) -> tuple[dict[str, str], int]:
+def after(prepared: Prepared, kept: Sequence[Batch], *, progress: Progress = SILENT) -> tuple[dict[str, str], int]:
+    """The methods that change the calibrated program, in place; method -> what it did, and how many biases changed."""
     wanted = [name for name in prepared.quantization.improve if name in ("rounding", "biases")]
     if not wanted:
         return {}, 0

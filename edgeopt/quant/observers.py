@@ -31,7 +31,6 @@ class Watched:
         super().__init__(**settings)
         self._taken = 0  # values of samples
         self._count, self._mean, self._squares = 0, 0.0, 0.0  # of some of them; squares of the distance to the mean
-        self._settled: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.numel():
@@ -69,12 +68,8 @@ class Watched:
         return self.min_val, self.max_val
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale and zero point of the range that is not clipped, or of the one that was settled."""
-        return self._calculate_qparams(*(self._settled or self.range()))
-
-    def settle(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """From now on the integers are those of this range, whatever the values seen were."""
-        self._settled = low, high
+        """Scale and zero point of the range that is not clipped."""
+        return self._calculate_qparams(*self.range())
 
     def deviation(self) -> float:
         """Standard deviation of the values seen, the most extreme left out; 0 before any."""

@@ -26,7 +26,7 @@ FuserTrial = Literal["onednn", "nnc", "nnc-dynamic", "nnc-cpu", "nnc-cpu-dynamic
 BackendName = Literal["onnxruntime", "openvino", "torchscript", "aoti", "tensorrt"]
 Mechanism = Literal["cpu", "weak-flags", "explicit-qdq", "strong-typed"]
 Ranges = Literal["minmax", "moving-average", "percentile", "mse", "entropy"]
-Improvement = Literal["equalize", "rounding", "biases", "distill"]
+Improvement = Literal["equalize", "rounding", "biases"]
 Placement = Literal["onnxruntime-x86", "onnxruntime-arm", "openvino", "tensorrt"]
 # what passes/ fuses; activations after a convolution are fused by the runtimes
 FusionPattern = Literal[
