@@ -9,7 +9,7 @@ further outputs of its file, a few in each round, until the first wrong one stan
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -179,7 +179,7 @@ def _bisect(job: Job, how: How, machine: Machine) -> Finding:
 
 def _points(stages: _Stages, how: How) -> tuple[list[_Point], tuple[tuple[str, str], ...]]:
     """The programs of the build in order, and the passes that it drops."""
-    from edgeopt.pipeline.stages import followed
+    from edgeopt.pipeline.stages import dropped, followed
 
     job = stages.job
     program, _ = stages.run("capture", None)
@@ -192,14 +192,19 @@ def _points(stages: _Stages, how: How) -> tuple[list[_Point], tuple[tuple[str, s
                 log.warning("there is no integer program: %s", record.skipped or record.details.get("refused"))
                 break
             points.append(_Point("quantize", program, "profile.precision.allowed=[fp32]"))
+        without = {} if how.kept else dropped(stages.run(name, program)[1])
 
         def watch(step: str, changed: Any, stage: str = name) -> None:
             if step != "start":
                 points.append(_Point(f"{stage}/{step}", changed, f"profile.passes.{step}=off"))
 
-        program, found = followed(name, program, job, watch=watch, verified=not how.kept)
-        records += [(f"{name}/{r.name}", r.reason) for r in found if r.status == "dropped"]
+        program, found = followed(name, program, job, watch=watch, verified=not how.kept, without=without)
+        records += [(f"{name}/{r.name}", without.get(r.name, r.reason)) for r in found if _is_dropped(r, without)]
     return points, tuple(records)
+
+
+def _is_dropped(record: Any, by_build: Mapping[str, str]) -> bool:
+    return record.status == "dropped" or record.name in by_build
 
 
 def _first_bad(points: Sequence[_Point], good: Callable[[_Point], bool]) -> int | None:
