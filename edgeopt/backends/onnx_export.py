@@ -88,6 +88,10 @@ def _proved(program: Program, path: Path, opset_max: int) -> OnnxFile:
     file = onnx_file.read_back(path)
     if file.opset > opset_max:
         raise LoweringError(f"the file has opset {file.opset}, the target reads {opset_max}", where=path.name)
+    if file.ir_version > (newest := onnx_file.ir_version_of(file.opset)):
+        raise LoweringError(
+            f"the file has IR version {file.ir_version}, opset {file.opset} takes {newest}", where=path.name
+        )
     onnx_file.check_interface(file, program.signature)
     if isinstance(program, ExportedGraph) and program.integer:
         onnx_check.require_integer_weights(path)

@@ -40,6 +40,11 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
+def ir_version_of(opset: int) -> int:
+    """The oldest IR version that holds the opset: readers of the opset read it."""
+    return onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
+
+
 def clean(model: onnx.ModelProto, signature: Signature) -> onnx.ModelProto:
     """`model` without traces of this machine, its axes under the user's names, its IR the oldest that fits.
 

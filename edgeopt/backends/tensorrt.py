@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeopt.backends import custom_ops, onnx_export
+from edgeopt.backends import custom_ops, onnx_export, tensorrt_operators
 from edgeopt.backends.backend import Lowered, precision_of, refusal
 from edgeopt.errors import LoweringError
 from edgeopt.program import Program, Signature
@@ -43,6 +43,8 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
         file = onnx_export.write(program, out, opset_max=profile.target.onnx_opset_max)
     except LoweringError as why:
         return refusal(f"{runtime}-{precision}", why)
+    if reason := tensorrt_operators.missing(out / file.name, profile.target.tensorrt):
+        return refusal(f"{runtime}-{precision}", reason)
     nodes, arch = custom_ops.nodes_in(out / file.name), profile.target.arch
     if reason := custom_ops.missing_in_tensorrt(nodes, program.custom_ops, arch):
         return refusal(f"{runtime}-{precision}", reason)
