@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from edgeopt.program import ExportedGraph, Signature
+from edgeopt.program import ExportedGraph, Signature, fakes
 from edgeopt.program import batches as _batches
 
 HELD_ELEMENTS = 1 << 26  # of inputs, 256 MiB of float32: the first batches of the stream
@@ -91,6 +91,5 @@ def _largest(program: ExportedGraph) -> int:
     for node in program.module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, torch.Tensor) and value.ndim:
-            sizes = [s if isinstance(s, int) else s.node.hint or 1 for s in value.shape]
-            largest = max(largest, torch.Size(sizes[1:]).numel())
+            largest = max(largest, torch.Size(fakes.sizes(value)[1:]).numel())
     return largest
