@@ -25,6 +25,8 @@ A message says what happened, where (file, key, host), and what to do next.
 
 from __future__ import annotations
 
+import errno
+
 INTERRUPTED = 130
 _LINE_CHARACTERS = 300
 
@@ -125,3 +127,12 @@ class ValidationError(EdgeoptError):
 
 class LockedError(EdgeoptError):
     exit_code = 17
+
+
+def disk_error(
+    why: OSError, path: object, *, todo: str = "free space and try again", error: type[EdgeoptError] = EdgeoptError
+) -> EdgeoptError:
+    """A file that could not be written, as an error for people: SpaceError for a full disk or quota, else `error`."""
+    if why.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SpaceError(f"the disk is full: {why.strerror}", where=str(path), todo=todo)
+    return error(f"cannot write: {why.strerror or why}", where=str(path), todo="check the folder's permissions")

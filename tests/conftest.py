@@ -49,7 +49,7 @@ def absent(reason: str) -> None:
     pytest.skip(reason)
 
 
-def wait_until(condition, within_s: float = 5) -> bool:
+def wait_until(condition, within_s: float = 60) -> bool:
     """True as soon as `condition()` holds, False where it does not within `within_s`."""
     deadline = time.monotonic() + within_s
     while not condition() and time.monotonic() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ INTEGER_SQNR_DB = 30.0
 INTEGER_MARGIN_DB = 6.0
 INTEGER_OUTPUT_AGREEMENT = 0.99  # of the indices that an integer program gives, a step may flip some
 
+MOST_ELEMENTS = 1 << 20  # of the inputs of a call that a file is tried with: a picture of 591 x 591 in colour
+
 
 @dataclass(frozen=True)
 class Case:
@@ -37,20 +40,34 @@ class Case:
 
 
 def cases(program: Program) -> Iterator[Case]:
-    """The reference's inputs, then random ones at three sizes of every axis: the least, one in use, one larger.
+    """The reference's inputs, then random ones at the least size of every axis, at one in use, and at the largest.
 
+    Where inputs of the largest sizes would be huge, each axis is the largest by itself, as far as that is not.
     A program with control flow inside also gets floats of both signs, for the branches that the others do not take.
     """
     signature = program.signature
     for call in program.reference:
         yield Case(call.inputs, "on the reference inputs")
     smallest, example = graph.sizes(signature, "min"), graph.sizes(signature, "example")
-    larger = {name: min(axis.max, 2 * example[name] + 1) for name, axis in signature.axes.items()}
-    for seed, sizes in enumerate((smallest, example, larger) if signature.axes else ({},)):
+    for seed, sizes in enumerate((smallest, example, *_largest(signature, example)) if signature.axes else ({},)):
         words = "at " + ", ".join(f"{k}={v}" for k, v in sizes.items()) if sizes else "on random inputs"
         yield Case(graph.synthetic(signature, sizes, seed), words)
     if isinstance(program, ScriptGraph) or isinstance(program, ExportedGraph) and parts_of(program.module):
         yield Case(_both_signs(signature, example), "for values of both signs")
+
+
+def _largest(signature: Signature, example: dict[str, int]) -> list[dict[str, int]]:
+    """Sizes up to the largest that the axes may have, whose inputs hold no more than MOST_ELEMENTS."""
+    largest, smallest = graph.sizes(signature, "max"), graph.sizes(signature, "min")
+    if _elements(signature, largest) <= MOST_ELEMENTS:
+        return [largest]
+    larger = {name: min(axis.max, 2 * example[name] + 1) for name, axis in signature.axes.items()}
+    each = [{**smallest, name: size} for name, size in largest.items() if size > larger[name]]
+    return [larger, *(sizes for sizes in each if _elements(signature, sizes) <= MOST_ELEMENTS)]
+
+
+def _elements(signature: Signature, sizes: dict[str, int]) -> int:
+    return sum(math.prod(sizes.get(size, size) for size in spec.shape) for spec in signature.inputs)
 
 
 def _both_signs(signature: Signature, sizes: dict[str, int]) -> dict[str, np.ndarray]:

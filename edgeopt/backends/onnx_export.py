@@ -88,6 +88,10 @@ def _proved(program: Program, path: Path, opset_max: int) -> OnnxFile:
     file = onnx_file.read_back(path)
     if file.opset > opset_max:
         raise LoweringError(f"the file has opset {file.opset}, the target reads {opset_max}", where=path.name)
+    if file.ir_version > (newest := onnx_file.ir_version_of(file.opset)):
+        raise LoweringError(
+            f"the file has IR version {file.ir_version}, opset {file.opset} takes {newest}", where=path.name
+        )
     onnx_file.check_interface(file, program.signature)
     if isinstance(program, ExportedGraph) and program.integer:
         onnx_check.require_integer_weights(path)
@@ -112,20 +116,24 @@ def _by_exporter(program: ExportedGraph, opset_max: int) -> onnx.ModelProto:
     program = written_out.for_onnx(program, opset_max)
     exported = _exported(program)
     table = custom_ops.translations(program) | parts.translations(program)
+    # names that no value inside has: it names those after their operators, as people may name an output
+    inputs = {f"edgeopt_input_{i}": name for i, name in enumerate(program.signature.input_names)}
+    outputs = {f"edgeopt_output_{i}": name for i, name in enumerate(program.signature.output_names)}
     with quiet(*_LOGGERS):
         try:
             written = torch.onnx.export(
                 exported,
                 dynamo=True,
                 opset_version=max(EXPORTER_OLDEST, min(EXPORTER_NEWEST, opset_max)),
-                input_names=program.signature.input_names,
-                output_names=program.signature.output_names,
+                input_names=list(inputs),
+                output_names=list(outputs),
                 custom_translation_table=table,
                 verbose=False,
             )
         except Exception as why:  # the exporter raises whatever its translations raise
             raise LoweringError(f"torch's ONNX exporter cannot write {_culprit(why)}") from why
-    return parts.placed(opset.lowered(written.model_proto, opset_max), program)
+    model = parts.placed(opset.lowered(written.model_proto, opset_max), program)
+    return onnx_file.renamed(model, {**inputs, **outputs})
 
 
 def _by_legacy_exporter(program: ExportedGraph | ScriptGraph, opset_max: int) -> onnx.ModelProto:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,11 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
+def ir_version_of(opset: int) -> int:
+    """The oldest IR version that holds the opset: readers of the opset read it."""
+    return onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
+
+
 def clean(model: onnx.ModelProto, signature: Signature) -> onnx.ModelProto:
     """`model` without traces of this machine, its axes under the user's names, its IR the oldest that fits.
 
@@ -53,6 +60,37 @@ def clean(model: onnx.ModelProto, signature: Signature) -> onnx.ModelProto:
     _name_axes(model.graph, signature)
     model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     return model
+
+
+def renamed(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """`model` with values of `names` called by the new ones; what had such a name inside gets another."""
+    graph = model.graph
+    taken = {name for part in graphs_of(graph) for name in _names_in(part)}
+    new = dict(names)
+    for name in sorted(taken & set(names.values()) - set(names)):
+        new[name] = next(other for i in itertools.count() if (other := f"{name}_{i}") not in {*taken, *new.values()})
+    for part in graphs_of(graph):
+        for value in (*part.input, *part.output, *part.value_info, *part.initializer):
+            value.name = new.get(value.name, value.name)
+        for node in part.node:
+            node.input[:] = [new.get(name, name) for name in node.input]
+            node.output[:] = [new.get(name, name) for name in node.output]
+    return model
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and those in its nodes' attributes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+                yield from graphs_of(inner)
+
+
+def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
+    for node in graph.node:
+        yield from (*node.input, *node.output)
 
 
 def save(model: onnx.ModelProto, path: Path, *, inline_limit_bytes: int = INLINE_LIMIT_BYTES) -> None:

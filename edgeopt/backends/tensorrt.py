@@ -56,10 +56,10 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
         file = onnx_export.write(program, out, opset_max=profile.target.onnx_opset_max)
     except LoweringError as why:
         return refusal(f"{runtime}-{precision}", why)
+    if reason := tensorrt_operators.missing(out / file.name, profile.target.tensorrt):
+        return refusal(f"{runtime}-{precision}", reason)
     nodes, arch = custom_ops.nodes_in(out / file.name), profile.target.arch
     if reason := custom_ops.missing_in_tensorrt(nodes, program.custom_ops, arch):
-        return refusal(f"{runtime}-{precision}", reason)
-    if reason := tensorrt_operators.lacking(out / file.name, profile.target.tensorrt):
         return refusal(f"{runtime}-{precision}", reason)
     plugins = tuple(library.artifact_path for library in program.custom_ops.for_tensorrt(arch, nodes))
     candidates, recipes, refused = [], [], []

@@ -1,7 +1,8 @@
-"""Operators that came to TensorRT's parser later than to ONNX, and with which version: checked before the build.
+"""Which TensorRT's parser has which ONNX operator: an opset that it reads does not mean every operator of it (O04).
 
-Source: docs/Changelog.md of onnx/onnx-tensorrt, which TensorRT ships as its parser. What is not in this table is
-either in every version from 8.0 on or in none, which the device's parser says.
+From onnx-tensorrt: docs/Changelog.md up to 10.6 says with which version an operator came; docs/operators.md of 8.4 and
+8.5 has those that are not there. What neither names is taken for there. A device finds out after minutes, and in
+other words ("No importer registered for op"); here it is a refusal before anything is pushed.
 """
 
 from __future__ import annotations
@@ -9,45 +10,59 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from onnx import GraphProto, TensorProto
 
+from edgeopt.backends.opset_rewrites import nodes_of
 from edgeopt.spec.jetpack import version_tuple
 
-_SINCE = {
-    (8, 2): ("Einsum", "IsNaN", "GatherND", "ScatterElements", "ScatterND", "Sign", "Round"),
-    (8, 4): ("Shrink", "Xor"),
-    (8, 5): ("RandomNormal", "RandomUniform", "MeanVarianceNormalization", "RoiAlign", "Mod", "Trilu", "GridSample",
-             "NonZero"),
-    (8, 6): ("GroupNormalization", "LayerNormalization", "IsInf"),
-    (9, 2): ("Hardmax",),
-    (10, 1): ("DeformConv",),
-    (10, 4): ("BlackmanWindow", "HammingWindow", "HannWindow"),
-    (10, 5): ("STFT",),
+# operator -> the first TensorRT whose parser has it
+FIRST = {
+    **dict.fromkeys(
+        ("Einsum", "GatherND", "IsNaN", "Round", "Scatter", "ScatterElements", "ScatterND", "Sign"), "8.2",
+    ),
+    **dict.fromkeys(("Shrink", "Xor"), "8.4"),
+    **dict.fromkeys(
+        (
+            "GridSample", "MeanVarianceNormalization", "Mod", "NonZero", "OneHot", "RandomNormal", "RandomNormalLike",
+            "RoiAlign", "Trilu",
+        ),
+        "8.5",
+    ),
+    **dict.fromkeys(("GroupNormalization", "IsInf", "LayerNormalization"), "8.6"),
+    "Hardmax": "9.2",
+    "DeformConv": "10.1",
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), "10.4"),
+    "STFT": "10.5",
 }  # fmt: skip
-_UINT8_SINCE = (8, 5)  # as the type of an input or output
+# Up to LAST_KNOWN in none; what later ones have is not known here.
+NONE = {
+    "Bernoulli", "BitShift", "Compress", "ConcatFromSequence", "ConvInteger", "DFT", "Det", "DynamicQuantizeLinear",
+    "MatMulInteger", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss",
+    "Optional", "OptionalGetElement", "OptionalHasElement", "QLinearConv", "QLinearMatMul", "SequenceAt",
+    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap",
+    "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringNormalizer", "TfIdfVectorizer", "Unique",
+}  # fmt: skip
+LAST_KNOWN = "10.6"
+_INPUTS = {onnx.TensorProto.UINT8: ("uint8", "8.5")}  # types of inputs and outputs that came later
+_DOMAINS = ("", "ai.onnx")
 
 
-def lacking(file: Path, tensorrt: str) -> str | None:
-    """Why TensorRT `tensorrt` cannot read the ONNX file, with operator and node; None where the table knows nothing."""
-    graph, version = onnx.load(file, load_external_data=False).graph, version_tuple(tensorrt)
-    since = {name: least for least, names in _SINCE.items() for name in names}
-    for node in _nodes(graph):
-        least = since.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        if least and version < least:
-            came = ".".join(map(str, least))
-            where = f" (node '{node.name}')" if node.name else ""
-            return f"TensorRT {tensorrt} has no operator {node.op_type}{where}: it came with {came}"
-    ends = (*graph.input, *graph.output)
-    bytes_ = [v.name for v in ends if v.type.tensor_type.elem_type == TensorProto.UINT8]
-    if bytes_ and version < _UINT8_SINCE:
-        return f"TensorRT {tensorrt} takes no uint8 as an input or output ('{bytes_[0]}'): it came with 8.5"
+def missing(file: Path, tensorrt: str) -> str | None:
+    """Why the parser of that TensorRT version cannot read the ONNX file, naming operators and nodes; else None."""
+    version, model = version_tuple(tensorrt), onnx.load(file, load_external_data=False)
+    reasons: dict[str, str] = {}
+    for node in (*nodes_of(model.graph), *(n for f in model.functions for n in f.node)):
+        if node.domain in _DOMAINS and node.op_type not in reasons and (when := _when(node.op_type, version)):
+            reasons[node.op_type] = f"the operator '{node.op_type}' (node '{node.name or node.output[0]}') {when}"
+    for value in (*model.graph.input, *model.graph.output):
+        name, first = _INPUTS.get(value.type.tensor_type.elem_type, ("", "0"))
+        if version < version_tuple(first):
+            reasons[value.name] = f"{name} of '{value.name}' came with {first}"
+    return f"TensorRT {tensorrt} cannot read the file: {'; '.join(reasons.values())}" if reasons else None
+
+
+def _when(operator: str, version: tuple[int, ...]) -> str | None:
+    if operator in FIRST and version < version_tuple(FIRST[operator]):
+        return f"came with {FIRST[operator]}"
+    if operator in NONE and version[:2] <= version_tuple(LAST_KNOWN):
+        return f"is in no TensorRT up to {LAST_KNOWN}"
     return None
-
-
-def _nodes(graph: GraphProto):
-    """Every node, those in the bodies of If, Loop and Scan too."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _nodes(body)

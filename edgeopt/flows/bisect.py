@@ -8,8 +8,7 @@ further outputs of its file, a few in each round, until the first wrong one stan
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from edgeopt.errors import ArtifactError, EdgeoptError, UsageError
 from edgeopt.flows.bisect_calls import Call, Tensors, calls_of
 from edgeopt.flows.bisect_candidate import Culprit, Machine, first_place, outputs
 from edgeopt.flows.build import WORKDIR, workdir_lock
-from edgeopt.flows.project import find_project
+from edgeopt.flows.project import find_project, project_file_of
 from edgeopt.pipeline import op_files
 from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
@@ -28,7 +27,7 @@ from edgeopt.pipeline.keys import stage_keys
 from edgeopt.progress import Progress, log
 from edgeopt.runtime.artifact import Artifact
 from edgeopt.runtime.compare import Error, output_errors, reasons_against
-from edgeopt.spec.manifest import BUILD_NAME, FILE_NAME, Candidate, Tolerance
+from edgeopt.spec.manifest import FILE_NAME, Candidate, Tolerance
 from edgeopt.spec.overrides import parse_overrides
 from edgeopt.spec.profile import load_profile
 
@@ -132,11 +131,8 @@ def job_for(
 
 
 def _project_of(artifact: Artifact) -> str:
-    try:
-        named = json.loads((artifact.folder / BUILD_NAME).read_bytes()).get("project")
-    except (OSError, ValueError, AttributeError):
-        named = None
-    if not named or not Path(named).is_file():
+    named = project_file_of(artifact)
+    if named is None:
         raise ArtifactError(
             "the project that it was built from is not on this machine", where=str(artifact.folder),
             todo="name its project file: --project FILE",
@@ -179,7 +175,7 @@ def _bisect(job: Job, how: How, machine: Machine) -> Finding:
 
 def _points(stages: _Stages, how: How) -> tuple[list[_Point], tuple[tuple[str, str], ...]]:
     """The programs of the build in order, and the passes that it drops."""
-    from edgeopt.pipeline.stages import followed
+    from edgeopt.pipeline.stages import dropped, followed
 
     job = stages.job
     program, _ = stages.run("capture", None)
@@ -192,14 +188,19 @@ def _points(stages: _Stages, how: How) -> tuple[list[_Point], tuple[tuple[str, s
                 log.warning("there is no integer program: %s", record.skipped or record.details.get("refused"))
                 break
             points.append(_Point("quantize", program, "profile.precision.allowed=[fp32]"))
+        without = {} if how.kept else dropped(stages.run(name, program)[1])
 
         def watch(step: str, changed: Any, stage: str = name) -> None:
             if step != "start":
                 points.append(_Point(f"{stage}/{step}", changed, f"profile.passes.{step}=off"))
 
-        program, found = followed(name, program, job, watch=watch, verified=not how.kept)
-        records += [(f"{name}/{r.name}", r.reason) for r in found if r.status == "dropped"]
+        program, found = followed(name, program, job, watch=watch, verified=not how.kept, without=without)
+        records += [(f"{name}/{r.name}", without.get(r.name, r.reason)) for r in found if _is_dropped(r, without)]
     return points, tuple(records)
+
+
+def _is_dropped(record: Any, by_build: Mapping[str, str]) -> bool:
+    return record.status == "dropped" or record.name in by_build
 
 
 def _first_bad(points: Sequence[_Point], good: Callable[[_Point], bool]) -> int | None:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeopt import digest
-from edgeopt.errors import ArtifactError, EdgeoptError, LockedError, LoweringError, UsageError
+from edgeopt.errors import ArtifactError, EdgeoptError, LockedError, LoweringError, UsageError, disk_error
 from edgeopt.pipeline import heads, helping, op_files, torchrun
-from edgeopt.pipeline.cache import StageCache, disk_error, link_or_copy
+from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys, tool_versions
 from edgeopt.pipeline.stages import INTEGER_STAGES, STAGE_NAMES, STAGES, StageRecord, run_stage

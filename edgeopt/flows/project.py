@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from edgeopt.errors import ProjectError
+from edgeopt.runtime.artifact import Artifact
+from edgeopt.spec.manifest import BUILD_NAME
 from edgeopt.spec.project import FILE_NAME, Project, load_project, project_for_model
 
 
@@ -31,3 +34,12 @@ def _inputs_of(model: str, folder: Path) -> dict:
 
     found = infer(model, folder)
     return {"inputs": found.inputs, "axes": found.axes}
+
+
+def project_file_of(artifact: Artifact) -> str | None:
+    """The project file that the artifact's `build.json` names, None where it is not on this machine."""
+    try:
+        named = json.loads((artifact.folder / BUILD_NAME).read_bytes()).get("project")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return named if named and Path(named).is_file() else None

@@ -20,6 +20,7 @@ from edgeopt.device.measured import Questions, candidate_result, timing_feed
 from edgeopt.device.runner import Request, Response, Timing, measure
 from edgeopt.errors import ArtifactError, DataError, DeviceError, EdgeoptError, SpaceError, ValidationError
 from edgeopt.flows.place import Place
+from edgeopt.flows.project import project_file_of
 from edgeopt.flows.push import push_to
 from edgeopt.ports.connection import Connection
 from edgeopt.ports.local import LocalConnection
@@ -29,7 +30,7 @@ from edgeopt.runtime.artifact import Artifact, replace_file
 from edgeopt.runtime.evaluation import Evaluate, taking_nested
 from edgeopt.runtime.zipapp import FILE_NAME as RUNNER
 from edgeopt.spec.limits import Limits
-from edgeopt.spec.manifest import BUILD_NAME, REPORTS_DIR, SELECTION_NAME, Selection
+from edgeopt.spec.manifest import REPORTS_DIR, SELECTION_NAME, Selection
 from edgeopt.spec.project import Project, load_project
 from edgeopt.spec.report import CandidateResult, Check, Report, Verdict
 from edgeopt.spec.values import validate as read_value
@@ -187,11 +188,8 @@ def _judge_of(artifact: Artifact, project_file: Path | None) -> Judge:
 
 def _project_of_build(artifact: Artifact) -> Project | None:
     """The project that `build.json` names, None where the file is not on this machine."""
-    try:
-        named = json.loads((artifact.folder / BUILD_NAME).read_bytes()).get("project")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return load_project(named) if named and Path(named).is_file() else None
+    named = project_file_of(artifact)
+    return load_project(named) if named else None
 
 
 def _checks(artifact: Artifact, result: CandidateResult, limits: Limits, judging: Judge) -> tuple[Check, ...]:

@@ -6,7 +6,6 @@ cache lies in the project's own `.edgeopt/cache`; deleting it costs time and not
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeopt import digest
-from edgeopt.errors import EdgeoptError, SpaceError
+from edgeopt.errors import disk_error
 from edgeopt.progress import log
 
 _INDEX = "index.json"
@@ -63,7 +62,7 @@ class StageCache:
             os.rename(part, place)
             part = None
         except OSError as why:
-            raise disk_error(why, place) from why
+            raise disk_error(why, place, todo="free space and build again") from why
         finally:
             if part is not None:
                 shutil.rmtree(part, ignore_errors=True)
@@ -81,13 +80,6 @@ class StageCache:
         results = sorted((p for p in folder.iterdir() if not p.name.startswith(".")), key=lambda p: p.stat().st_mtime)
         for old in results[:-_KEEP]:
             shutil.rmtree(old, ignore_errors=True)
-
-
-def disk_error(why: OSError, path: Path) -> EdgeoptError:
-    """`why` as an error for people: SpaceError for a full disk or quota."""
-    if why.errno in (errno.ENOSPC, errno.EDQUOT):
-        return SpaceError(f"the disk is full: {why.strerror}", where=str(path), todo="free space and build again")
-    return EdgeoptError(f"cannot write: {why.strerror or why}", where=str(path), todo="check the folder's permissions")
 
 
 def link_or_copy(source: Path, place: Path) -> None:

@@ -55,7 +55,7 @@ def _without_the_culprit(program, job: Job, run: Reoptimize, records, before, wo
         if _count(after) >= _count(before):
             break
     else:
-        return program, records, before
+        result, retried, after = program, records, before
     lost = f"onnxruntime runs {_count(worse)} operators on integers with it, and {_count(after)} without"
     log.warning("the graph pass %s was dropped: %s", ", ".join(off), lost)
     retried = [dataclasses.replace(r, status="dropped", reason=lost) if r.name in off else r for r in retried]

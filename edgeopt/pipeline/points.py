@@ -15,7 +15,7 @@ from edgeopt.errors import UsageError
 from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import stage_keys
-from edgeopt.pipeline.stages import STAGE_NAMES, STAGES, StageRecord, followed, run_stage
+from edgeopt.pipeline.stages import STAGE_NAMES, STAGES, StageRecord, dropped, followed, run_stage
 from edgeopt.program import ExportedGraph, Program, ScriptGraph
 from edgeopt.spec.values import did_you_mean
 
@@ -125,7 +125,8 @@ class Points:
             )  # fmt: skip
         if point.stage not in self._inside:
             seen: dict[str, Program] = {}
-            followed(point.stage, before, self.job, watch=seen.__setitem__)
+            record = next(r for r in self.records if r.name == point.stage)
+            followed(point.stage, before, self.job, watch=seen.__setitem__, without=dropped(record))
             self._inside[point.stage] = seen
         seen = self._inside[point.stage]
         found = seen[START]

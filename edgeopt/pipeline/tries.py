@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeopt import digest
-from edgeopt.errors import EdgeoptError
-from edgeopt.pipeline import heads, lowering
+from edgeopt.errors import DeclinedError, EdgeoptError
+from edgeopt.pipeline import heads, lowering, torchrun
 from edgeopt.pipeline.baseline import CASES_FILE, Baseline
 from edgeopt.pipeline.cache import StageCache, link_or_copy
 from edgeopt.pipeline.gates import GateRow, run_gate
 from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.keys import read_by
 from edgeopt.pipeline.ranking import ranking
-from edgeopt.pipeline.stages import integer_stages, run_stage
-from edgeopt.program import ExportedGraph, Signature
+from edgeopt.pipeline.stages import Stage, integer_stages, run_stage
+from edgeopt.program import ExportedGraph, Program, Signature
 from edgeopt.runtime.artifact import replace_file
 from edgeopt.spec.manifest import Feed
 
@@ -169,7 +169,7 @@ class Tries:
         if ground.trained is not None and job.profile == ground.job.profile:
             return ground.trained, ground.trained_key
         key = digest.of_value({"stage": "qat", "before": ground.key, **read_by("qat", job)})
-        program, record = run_stage(integer_stages(())["qat"], ground.optimized, job, self._cache, key)
+        program, record = run_stage(training(job), ground.optimized, job, self._cache, key)
         if record.skipped:
             raise EdgeoptError(record.skipped)
         return program, key
@@ -218,6 +218,21 @@ class Tries:
             return kept if isinstance(kept, dict) else {}
         except (OSError, ValueError):
             return {}
+
+
+def training(job: Job) -> Stage:
+    """QAT as a try makes it: alone, since the processes that torchrun started beside this one train once and leave."""
+    stage, own = integer_stages(())["qat"], job.project.qat
+    if torchrun.place() is None or own.trainer or own.state:
+        return stage
+
+    def declined(program: Program | None, job: Job) -> Any:
+        raise DeclinedError(
+            "it takes a training of its own, and the processes of torchrun train once a build: build again in one "
+            "process to try it"
+        )
+
+    return dataclasses.replace(stage, run=declined)
 
 
 def margin(row: GateRow) -> float | None:

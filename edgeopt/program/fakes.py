@@ -24,3 +24,8 @@ def mode_of(values: Any) -> Any:
         if mode is not None:
             return mode
     return None
+
+
+def sizes(value: torch.Tensor) -> list[int]:
+    """The shape of a fake tensor, with the size that the export was made with for each that varies."""
+    return [size if isinstance(size, int) else size.node.hint or 1 for size in value.shape]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -17,10 +18,35 @@ from edgeopt.program.program import ExportedGraph, ScriptGraph, Signature
 
 
 def copied(module: GraphModule) -> GraphModule:
-    """A copy of the module with tensors of its own."""
+    """A copy of the module with tensors of its own, of which no two that the graph reads share memory.
+
+    A weight that the model has under two names is two: what scales or rounds one for its layer leaves the other.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree warns when a graph is copied
-        return copy.deepcopy(module)
+        made = copy.deepcopy(module)
+    seen: set[int] = set()
+    for node in made.graph.nodes:
+        value = _read_only(made, node)
+        if value is not None and value.untyped_storage().data_ptr() in seen:
+            owner, _, leaf = str(node.target).rpartition(".")
+            own = value.detach().clone()
+            own = torch.nn.Parameter(own, value.requires_grad) if isinstance(value, torch.nn.Parameter) else own
+            setattr(made.get_submodule(owner), leaf, own)
+        elif value is not None:
+            seen.add(value.untyped_storage().data_ptr())
+    return made
+
+
+def _read_only(module: GraphModule, node: Node) -> torch.Tensor | None:
+    """The strided tensor that the node reads and nothing writes to, else None."""
+    if node.op != "get_attr" or not node.users:
+        return None
+    value = operator.attrgetter(str(node.target))(module)
+    schemas = [getattr(user.target, "_schema", None) for user in node.users]
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
+        return None
+    return None if any(getattr(schema, "is_mutable", False) for schema in schemas) else value
 
 
 def shared(module: GraphModule) -> GraphModule:

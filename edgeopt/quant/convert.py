@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,14 +30,39 @@ def from_batches(
     progress: Progress = SILENT,
 ) -> tuple[ExportedGraph, QuantReport]:
     """Post-training quantization on at most `limit` batches {input name: array}, with what `improve` names."""
-    kept, stream = samples.held(batches, program.signature, limit=limit)
-    program, before = improve.before(program, quantization, kept, keep_float=keep_float, progress=progress)
+    ready = calibrated(program, quantization, batches, limit=limit, keep_float=keep_float, progress=progress)
+    after, biases = improve.after(ready.prepared, ready.kept, progress=progress)
+    integer, report = convert(ready.prepared)
+    return integer, dataclasses.replace(report, improved={**ready.improved, **after}, biases_corrected=biases)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A program with its ranges. `kept`: batches for what `improve` does after it, `first`: a few, positional all."""
+
+    prepared: Prepared
+    kept: list[samples.Batch]
+    first: list[samples.Batch]
+    improved: dict[str, str]
+
+
+def calibrated(
+    program: ExportedGraph,
+    quantization: ResolvedQuantization,
+    batches: Iterable[Any],
+    *,
+    limit: int,
+    keep_float: tuple[str, ...] = (),
+    progress: Progress = SILENT,
+) -> Calibrated:
+    """The program as its weights are rounded: equalized where asked for, and without layers that no range serves."""
+    kept, stream = [], batches
+    if quantization.improve:  # nothing else looks at a batch twice
+        kept, stream = samples.held(batches, program.signature, limit=limit)
+    program, did = improve.before(program, quantization, kept, keep_float=keep_float, progress=progress)
     prepared = prepare(program, quantization, keep_float=keep_float)
-    calibrate(prepared, stream, limit=limit, progress=progress)
-    prepared = off_centre.kept_float(prepared)
-    after, biases = improve.after(prepared, kept, progress=progress)
-    integer, report = convert(prepared)
-    return integer, dataclasses.replace(report, improved={**before, **after}, biases_corrected=biases)
+    first = calibrate(prepared, stream, limit=limit, progress=progress)
+    return Calibrated(off_centre.kept_float(prepared), kept, first, did)
 
 
 def from_state(

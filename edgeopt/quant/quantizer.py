@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from edgeopt.program import fakes
 from edgeopt.program.nodes import module_path
 from edgeopt.quant import annotations, pt2e, rules
 from edgeopt.quant.scheme import Scheme
@@ -76,7 +77,7 @@ def macs(node: Node) -> int:
 
 def _sizes(node: Node) -> list[int]:
     # the hint of a symbolic size is read without int(), which would fix the size for good
-    return [s if isinstance(s, int) else s.node.hint or 1 for s in node.meta["val"].shape]
+    return fakes.sizes(node.meta["val"])
 
 
 def _product(sizes: list[int]) -> int:

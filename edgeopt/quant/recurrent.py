@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
-from edgeopt.program import ExportedGraph, OnnxGraph, Program
+from edgeopt.program import ExportedGraph, OnnxGraph, Program, fakes
 from edgeopt.program.nodes import module_path
 from edgeopt.program.parts import part_of
 from edgeopt.program.patterns import aten_name
@@ -78,5 +78,5 @@ def _macs(node: Node, weights: list[torch.Tensor]) -> int:
     """Each step of each sample multiplies with every weight matrix once."""
     value = node.args[0].meta.get("val")
     # the hint of a symbolic size is read without int(), which would fix the size for good
-    steps = [s if isinstance(s, int) else s.node.hint or 1 for s in value.shape[:-1]] if value is not None else []
+    steps = fakes.sizes(value)[:-1] if value is not None else []
     return math.prod(steps) * sum(w.numel() for w in weights if w.ndim == 2)

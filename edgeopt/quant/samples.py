@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from edgeopt.program import ExportedGraph, Signature
+from edgeopt.program import ExportedGraph, Signature, fakes
 from edgeopt.program import batches as _batches
 
 HELD_ELEMENTS = 1 << 26  # of inputs, 256 MiB of float32: the first batches of the stream
@@ -21,7 +22,11 @@ Batch = list[torch.Tensor]  # positional inputs
 
 
 def held(batches: Iterable[Any], signature: Signature, *, limit: int) -> tuple[list[Batch], Iterator[Any]]:
-    """The first of at most `limit` batches as tensors, and a stream of all of them, those first ones included."""
+    """The first of at most `limit` batches as tensors, and a stream of all of them, those first ones included.
+
+    operator.length_hint of the stream is how many batches the loader says that it has, as of the loader itself.
+    """
+    expected = min(limit, operator.length_hint(batches, limit))
     stream = itertools.islice(batches, limit)
     kept: list[Batch] = []
     named: list[Any] = []
@@ -33,7 +38,22 @@ def held(batches: Iterable[Any], signature: Signature, *, limit: int) -> tuple[l
         if elements > HELD_ELEMENTS and kept:
             break
         kept.append(tensors)
-    return kept, itertools.chain(named, stream)
+    return kept, _Counted(itertools.chain(named, stream), expected)
+
+
+class _Counted(Iterator):
+    """An iterator of about `expected` items."""
+
+    def __init__(self, items: Iterator[Any], expected: int):
+        self._items, self._left = items, expected
+
+    def __length_hint__(self) -> int:
+        return max(0, self._left)
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self._left -= 1
+        return item
 
 
 def spread(program: ExportedGraph, kept: Sequence[Batch]) -> list[Batch]:
@@ -71,6 +91,5 @@ def _largest(program: ExportedGraph) -> int:
     for node in program.module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, torch.Tensor) and value.ndim:
-            sizes = [s if isinstance(s, int) else s.node.hint or 1 for s in value.shape]
-            largest = max(largest, torch.Size(sizes[1:]).numel())
+            largest = max(largest, torch.Size(fakes.sizes(value)[1:]).numel())
     return largest

@@ -24,9 +24,8 @@ from torch.fx import Node
 from edgeopt.program import ExportedGraph, data, graph, stored
 from edgeopt.program.patterns import NODE
 from edgeopt.progress import SILENT, Progress, log
-from edgeopt.quant import observers, rules
+from edgeopt.quant import convert, observers, rules
 from edgeopt.quant import state as state_dict
-from edgeopt.quant.calibrate import calibrate
 from edgeopt.quant.prepare import Prepared, prepare
 from edgeopt.quant.quantizer import Decision
 from edgeopt.spec.profile import ResolvedQuantization
@@ -77,13 +76,16 @@ def calibrated(
 ) -> tuple[Prepared, list[list[torch.Tensor]]]:
     """The program with its ranges, and a few batches of positional inputs to measure with.
 
-    Ranges and weights are those of QAT where the program has a state of it, else ranges come from calibration.
+    It is what the build rounds: equalized, and without the layers that no range of eight bits serves. Ranges and
+    weights are those of QAT where the program has a state of it, else ranges come from calibration.
     """
     trained = program.qat_state is not None
-    prepared = prepare(program, quantization, qat=trained, keep_float=keep_float)
     if not trained:
         batches = data.calibration_batches(project, program.signature)
-        return prepared, calibrate(prepared, batches, limit=project.calibration_batches, progress=progress)
+        how = {"limit": project.calibration_batches, "keep_float": keep_float, "progress": progress}
+        found = convert.calibrated(program, quantization, batches, **how)
+        return found.prepared, found.first
+    prepared = prepare(program, quantization, qat=True, keep_float=keep_float)
     state_dict.load(prepared.module, program.qat_state)
     return prepared, [graph.to_tensors(program.signature, call.inputs) for call in program.reference]
 

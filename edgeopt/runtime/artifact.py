@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -10,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeopt import digest
-from edgeopt.errors import ArtifactError, SpaceError
+from edgeopt.errors import ArtifactError, disk_error
 from edgeopt.spec import manifest as spec
 from edgeopt.spec.manifest import Manifest, Selection
 from edgeopt.spec.values import validate
 
 SUFFIX = ".edgeopt"
+_NO_SPACE = "free space or give another --out"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def publish(staging: Path, out: Path, manifest: Manifest) -> Artifact:
             shutil.copytree(out / spec.REPORTS_DIR, staging / spec.REPORTS_DIR)
         _swap(staging, out)
     except OSError as why:
-        raise _disk_error(why, out) from why
+        raise disk_error(why, out, todo=_NO_SPACE, error=ArtifactError) from why
     return Artifact(out, manifest)
 
 
@@ -103,7 +103,7 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(part, path)
     except OSError as why:
         part.unlink(missing_ok=True)
-        raise _disk_error(why, path) from why
+        raise disk_error(why, path, todo=_NO_SPACE, error=ArtifactError) from why
 
 
 def _swap(staging: Path, out: Path) -> None:
@@ -131,12 +131,6 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _disk_error(why: OSError, path: Path) -> Exception:
-    if why.errno in (errno.ENOSPC, errno.EDQUOT):
-        return SpaceError(f"the disk is full: {why.strerror}", where=str(path), todo="free space or give another --out")
-    return ArtifactError(f"cannot write: {why.strerror or why}", where=str(path), todo="check the folder's permissions")
 
 
 def _check(folder: Path, name: str, file: spec.File) -> None:

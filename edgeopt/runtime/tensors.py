@@ -5,13 +5,12 @@ numpy has no bfloat16: such a tensor is a float32 array here, which holds every 
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
-from edgeopt.errors import ArtifactError, DataError, SpaceError
+from edgeopt.errors import ArtifactError, DataError, disk_error
 from edgeopt.spec.manifest import DTYPE_BYTES, TensorRef
 
 ALIGNMENT_BYTES = 64  # so that a file that is mapped into memory gives tensors that vector units load directly
@@ -38,7 +37,7 @@ class PackWriter:
             offset = self._file.tell()
             self._file.write(data)
         except OSError as why:
-            raise _disk_error(why, self._path) from why
+            raise disk_error(why, self._path, error=ArtifactError) from why
         return TensorRef(file=self._name, offset=offset, dtype=dtype or array.dtype.name, shape=array.shape)
 
     def close(self) -> None:
@@ -46,7 +45,7 @@ class PackWriter:
         try:
             self._file.close()
         except OSError as why:
-            raise _disk_error(why, self._path) from why
+            raise disk_error(why, self._path, error=ArtifactError) from why
 
     def __enter__(self) -> PackWriter:
         return self
@@ -94,9 +93,3 @@ def _decode(data: bytes, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype(np.float32)
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).astype(dtype)
-
-
-def _disk_error(why: OSError, path: Path) -> Exception:
-    if why.errno in (errno.ENOSPC, errno.EDQUOT):
-        return SpaceError(f"the disk is full: {why.strerror}", where=str(path), todo="free space and try again")
-    return ArtifactError(f"cannot write: {why.strerror}", where=str(path), todo="check the folder's permissions")

@@ -1,94 +1,87 @@
-"""Operators that the target's TensorRT does not have are refused before the build (case O04, with its whole kind)."""
+"""O04 as a kind: operator x opset x TensorRT is checked before anything is pushed, whoever wrote the file."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgeopt.backends import tensorrt, tensorrt_operators
+from edgeopt.backends import tensorrt
+from edgeopt.backends.tensorrt_operators import FIRST, NONE, missing
 from edgeopt.program import OnnxGraph, Signature
 from edgeopt.spec.manifest import TensorSpec
 from edgeopt.spec.profile import load_profile
 
-ATTRIBUTES = {"GridSample": {"mode": "bilinear"}, "LayerNormalization": {"axis": -1}}
+BEFORE = {"8.2": "8.0.1", "8.4": "8.2.1", "8.5": "8.4.1", "8.6": "8.5.2", "9.2": "9.1", "10.1": "10.0", "10.4": "10.3",
+          "10.5": "10.4"}  # fmt: skip
 
 
-def model(op: str, opset: int, shapes: dict[str, list[int]], kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
-    """`op` of inputs of these shapes, whose last is the output's."""
-    *inputs, output = shapes.items()
-    graph = helper.make_graph(
-        [helper.make_node(op, [name for name, _ in inputs], [output[0]], name="here", **ATTRIBUTES.get(op, {}))], op,
-        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs],
-        [helper.make_tensor_value_info(*output[:1], kind, output[1])],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+def saved(path, *nodes, kind=TensorProto.FLOAT, opset: int = 17):
+    values = [helper.make_tensor_value_info(name, kind, ("n", 4)) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]), path)
+    return path
 
 
-GRID = {"x": [1, 1, 4, 4], "grid": [1, 3, 3, 2], "y": [1, 1, 3, 3]}
-NORM = {"x": [2, 8], "scale": [8], "bias": [8], "y": [2, 8]}
-
-
-@pytest.mark.parametrize(
-    ("op", "opset", "shapes", "version", "came"),
-    [
-        ("GridSample", 16, GRID, "8.4.1", "8.5"),
-        ("GridSample", 16, GRID, "8.5.2", None),
-        ("LayerNormalization", 17, NORM, "8.5.2", "8.6"),
-        ("LayerNormalization", 17, NORM, "8.6.2", None),
-        ("Round", 13, {"x": [2], "y": [2]}, "8.0.1", "8.2"),
-        ("Relu", 13, {"x": [2], "y": [2]}, "8.0.1", None),
-    ],
-)
-def test_each_operator_has_its_version(tmp_path, op, opset, shapes, version, came):
-    onnx.save(model(op, opset, shapes), tmp_path / "a.onnx")
-    found = tensorrt_operators.lacking(tmp_path / "a.onnx", version)
-    assert found == (came and f"TensorRT {version} has no operator {op} (node 'here'): it came with {came}")
-
-
-def test_bytes_as_an_input_came_with_8_5(tmp_path):
-    onnx.save(model("Identity", 13, {"x": [2], "y": [2]}, TensorProto.UINT8), tmp_path / "a.onnx")
-    assert "takes no uint8 as an input or output ('x')" in tensorrt_operators.lacking(tmp_path / "a.onnx", "8.2.1")
-    assert tensorrt_operators.lacking(tmp_path / "a.onnx", "8.5.2") is None
-
-
-def test_an_operator_inside_a_body_counts(tmp_path):
-    inner = helper.make_graph(
-        [helper.make_node("Round", ["x"], ["r"])],
-        "body",
-        [],
-        [helper.make_tensor_value_info("r", TensorProto.FLOAT, [2])],
+@pytest.mark.parametrize("operator", FIRST)
+def test_an_operator_is_refused_before_its_version_and_taken_from_it_on(operator, tmp_path):
+    path = saved(tmp_path / "x.onnx", helper.make_node(operator, ["x"], ["y"], name="its_name"))
+    first = FIRST[operator]
+    assert missing(path, BEFORE[first]) == (
+        f"TensorRT {BEFORE[first]} cannot read the file: the operator '{operator}' (node 'its_name') came with {first}"
     )
+    assert missing(path, first) is None and missing(path, "11.0") is None
+
+
+@pytest.mark.parametrize("operator", sorted(NONE))
+def test_what_no_version_has_is_refused_as_far_as_versions_are_known(operator, tmp_path):
+    path = saved(tmp_path / "x.onnx", helper.make_node(operator, ["x"], ["y"]))
+    assert f"'{operator}' (node 'y') is in no TensorRT up to 10.6" in missing(path, "10.6.0.26")
+    assert missing(path, "10.7.0") is None
+
+
+def test_every_operator_that_it_names_is_one_of_onnx():
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
+    assert {*FIRST, *NONE} <= known and not {*FIRST} & NONE
+
+
+def test_operators_in_branches_and_types_of_inputs_count_and_all_are_named(tmp_path):
+    value = helper.make_tensor_value_info("b", TensorProto.FLOAT, ("n", 4))
+    body = helper.make_graph([helper.make_node("Hardmax", ["x"], ["b"], name="inner")], "body", [], [value])
+    nodes = [
+        helper.make_node("GridSample", ["x", "x"], ["a"], name="outer"),
+        helper.make_node("If", ["a"], ["y"], then_branch=body, else_branch=body),
+    ]
+    said = missing(saved(tmp_path / "x.onnx", *nodes, kind=TensorProto.UINT8), "8.4.1")
+    for words in ("(node 'outer') came with 8.5", "(node 'inner') came with 9.2", "uint8 of 'x' came with 8.5"):
+        assert words in said
+    assert missing(saved(tmp_path / "own.onnx", helper.make_node("Mod", ["x"], ["y"], domain="mine")), "8.0.1") is None
+
+
+def layer_norm() -> OnnxGraph:
+    """A file of other people, opset 17, which TensorRT 8.4 to 8.6 read: 8.5 does not read this operator of it."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 4)) for name in ("x", "y")]
+    weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
     graph = helper.make_graph(
-        [helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)], "outer",
-        [helper.make_tensor_value_info("c", TensorProto.BOOL, []), helper.make_tensor_value_info("x", 1, [2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]), tmp_path / "a.onnx")
-    assert "no operator Round" in tensorrt_operators.lacking(tmp_path / "a.onnx", "8.0.1")
+        [helper.make_node("LayerNormalization", ["x", "w"], ["y"], name="norm")], "g", values[:1], values[1:], [weight]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x, y = (TensorSpec(name=name, dtype="float32", shape=(2, 4)) for name in ("x", "y"))
+    signature = Signature((x,), (y,), {}, {"kind": "tensor", "index": 0}, {})
+    return OnnxGraph(signature=signature, reference=(), model=model)
 
 
-def program(given: onnx.ModelProto) -> OnnxGraph:
-    specs = [
-        tuple(
-            TensorSpec(
-                name=v.name, dtype="float32", shape=tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
-            )
-            for v in values
+@pytest.mark.parametrize("version, taken", [("8.5.2", False), ("8.6.1", True)])
+def test_a_file_is_refused_by_the_backend_with_the_reason(version, taken, tmp_path):
+    profile = load_profile("xavier")
+    profile = profile.model_copy(update={"target": profile.target.model_copy(update={"tensorrt": version})})
+    assert profile.target.onnx_opset_max == 17
+    found = tensorrt.lower(layer_norm(), profile, tmp_path)
+    if taken:
+        assert [c.name for c in found.candidates] == ["tensorrt-fp32", "tensorrt-fp16"]
+    else:
+        assert not found.candidates and not found.files
+        assert f"TensorRT {version} cannot read the file: the operator 'LayerNormalization' (node 'norm') came" in (
+            found.refused[0].reason
         )
-        for values in (given.graph.input, given.graph.output)
-    ]  # fmt: skip
-    signature = Signature(inputs=specs[0], outputs=specs[1], axes={}, values={}, output_structure=None)
-    return OnnxGraph(signature=signature, reference=(), model=given)
-
-
-def test_the_build_refuses_it_with_the_node_and_writes_no_recipe(tmp_path):
-    found = tensorrt.lower(program(model("LayerNormalization", 17, NORM)), load_profile("xavier"), tmp_path)
-    assert not found.candidates and not found.recipes
-    assert "no operator LayerNormalization (node 'here'): it came with 8.6" in found.refused[0].reason
-
-
-def test_an_opset_that_the_target_does_not_read_is_refused_before_the_build(tmp_path):
-    given = program(model("GridSample", 16, GRID))
-    found = tensorrt.lower(given, load_profile("nano"), tmp_path)  # opset 13, which has no GridSample
-    assert not found.candidates and found.refused[0].reason and not list(tmp_path.glob("*.onnx"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 import signal
@@ -17,7 +18,10 @@ import torch
 from torch import nn
 
 from edgeopt import cli
+from edgeopt.passes import run
+from edgeopt.passes.table import Pass
 from tests.conftest import absent
+from tests.pipeline.test_integer_guard import turns_twice
 from tests.program.test_graph_lines import onnx_net
 from tests.small_project import write_project
 from tests.tiny import onnx_model, tiny_artifact
@@ -321,3 +325,14 @@ def test_one_build_and_inspect_at_a_time(edgeopt, project):
     with workdir_lock(project / WORKDIR):
         status, _, err = edgeopt("inspect", "--project", project)
     assert status == 17 and "another build of this project is running" in err
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels are counted where the target is this machine")
+def test_a_pass_that_the_build_dropped_for_a_kernel_is_not_in_the_graphs_after_it(edgeopt, project, monkeypatch):
+    monkeypatch.setattr(run, "PASSES", (*run.PASSES, Pass("costly", "integer", "node", turns_twice)))
+    plain = ("inspect", "--project", project, "--profile", "x86-cpu", "--set", "profile.target.cpu_features=[]")
+    found = data(edgeopt(*plain, "--no-cache", "--diff", "reoptimize", "reoptimize/costly", "--json"))
+    record = next(stage for stage in found["stages"] if stage["name"] == "reoptimize")
+    status = {step["name"]: (step["status"], step["reason"]) for step in record["details"]["passes"]}
+    assert status["costly"][0] == "dropped" and status["costly"][1].startswith("onnxruntime runs")
+    assert found["diff"] == []

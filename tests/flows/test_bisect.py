@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 
 import numpy as np
@@ -18,6 +19,7 @@ from edgeopt.passes.changed import Changed
 from edgeopt.passes.table import PASSES, Pass
 from edgeopt.ports.local import LocalConnection
 from edgeopt.progress import SILENT
+from tests.pipeline.test_integer_guard import turns_twice
 from tests.small_project import run_edgeopt, write_project
 
 aten = torch.ops.aten
@@ -210,6 +212,17 @@ def test_what_a_kept_wrong_pass_leads_to_is_not_what_a_build_finds_stored(monkey
         found = bisect(job, How(until="reoptimize", kept=True), here)
         assert found.first == "optimize/negates"
     assert bisect(job, How(until="reoptimize", candidate="onnxruntime-int8"), here).first is None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels are counted where the target is this machine")
+def test_a_pass_that_the_build_drops_for_a_kernel_is_told_and_not_followed(monkeypatch, here, tmp_path):
+    own = write_project(tmp_path / "bars", without=("train", "loss", "qat", "evaluate"))
+    job = job_for(None, "x86-cpu", str(own), ("profile.target.cpu_features=[]",), SILENT)
+    monkeypatch.setattr(table, "PASSES", (*PASSES, Pass("costly", "integer", "node", turns_twice)))
+    found = bisect(job, How(until="reoptimize", candidate="onnxruntime-int8"), here)
+    assert found.first is None
+    assert dict(found.dropped)["reoptimize/costly"].startswith("onnxruntime runs")
+    assert "reoptimize/costly" not in [tried.name for tried in found.tried]
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ def test_a_killed_build_leaves_no_artifact_and_resumes_at_the_last_finished_stag
         str(out),
     ]
     child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     for line in child.stdout:
         if line.startswith("optimize"):
             break

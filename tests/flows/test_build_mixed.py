@@ -192,7 +192,7 @@ def until(project: Path, out: Path, line: Callable[[str], bool]) -> subprocess.P
         [sys.executable, "-m", "edgeopt", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     for said in child.stdout:
         if line(said):
             return child

@@ -62,7 +62,7 @@ def test_the_kernels_before_and_after_are_recorded(integer, job):
     assert "warnings" not in details and not [r for r in records if r.status == "dropped"]
 
 
-def _turns_twice(context: Context) -> Changed:
+def turns_twice(context: Context) -> Changed:
     """A pass that changes no value and costs a kernel: -(-x) stands between a convolution and its Q."""
     graph_of = context.module.graph
     conv = next(n for n in graph_of.nodes if "conv2d" in str(n.target))
@@ -80,7 +80,7 @@ def test_a_pass_that_costs_an_integer_kernel_is_dropped_by_name(integer, job):
     if platform.machine() != "x86_64":
         pytest.skip("this machine is no x86-64")
     assert integer_guard.target_is_here(job.profile)
-    result, records, details = running(integer, job, (Pass("costly", "integer", "node", _turns_twice),))
+    result, records, details = running(integer, job, (Pass("costly", "integer", "node", turns_twice),))
     record = {r.name: r for r in records}["costly"]
     assert isinstance(record, PassRecord) and record.status == "dropped"
     assert record.reason == "onnxruntime runs 5 operators on integers with it, and 6 without"

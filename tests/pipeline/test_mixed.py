@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 
@@ -11,14 +12,21 @@ import torch
 
 from edgeopt.backends import onnx_export
 from edgeopt.backends.layer_times import layer_times
+from edgeopt.pipeline import tries
+from edgeopt.pipeline.cache import StageCache
 from edgeopt.pipeline.gates import GateRow, mendable
+from edgeopt.pipeline.job import Job
 from edgeopt.pipeline.mixed import Budget, OutOfTime, fewest, most_float, ranked
+from edgeopt.pipeline.stages import integer_stages, run_stage
 from edgeopt.quant import convert
 from edgeopt.quant.sensitivity import Layer
 from edgeopt.spec.manifest import Candidate
+from edgeopt.spec.profile import load_profile
+from edgeopt.spec.project import load_project
 from edgeopt.spec.report import CandidateResult, Check
 from tests.quant.models import Attention, Net, Tied
 from tests.quant.programs import batches, program, quantization
+from tests.small_project import write_project
 
 
 def layer(node: str, noise: float, macs: int = 100) -> Layer:
@@ -130,3 +138,16 @@ def test_a_layer_of_a_hundred_times_the_work_takes_the_longest(tmp_path):
     file = onnx_export.write(program(Uneven(), 3, 32, 32), tmp_path, opset_max=18)
     times = layer_times(tmp_path / file.name, {"x": np.zeros((1, 3, 32, 32), np.float32)}, runs=5)["convolution"]
     assert times.index(max(times)) == 1
+
+
+def test_a_try_trains_alone_or_not_at_all_where_torchrun_started_the_build(tmp_path, monkeypatch):
+    """The other processes train once and leave: a second call would wait for them, or stop them in the middle."""
+    job = Job(load_profile("x86-cpu"), load_project(write_project(tmp_path / "p")), tmp_path / "work")
+    assert tries.training(job).run is integer_stages(())["qat"].run
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    program_, record = run_stage(tries.training(job), None, job, StageCache(tmp_path / "cache"), "key")
+    assert program_ is None and record.skipped.startswith("it takes a training of its own")
+    assert "build again in one process" in record.skipped
+    own = dataclasses.replace(job, project=load_project(job.project.folder, {"qat.trainer": "data.py:train"}))
+    assert tries.training(own).run is integer_stages(())["qat"].run  # by itself in either case

@@ -91,8 +91,8 @@ def test_much_output_on_both_streams_arrives_whole(device):  # S08
 
 def test_a_command_that_outlasts_its_deadline_is_stopped_on_the_device(device, tmp_path):
     pid_file = tmp_path / "pid"
-    with pytest.raises(DeviceError, match="did not finish within 0.5 s and was stopped"):
-        device.run(["sh", "-c", f"echo $$ > {pid_file}; exec sleep 60"], timeout_s=0.5)
+    with pytest.raises(DeviceError, match="did not finish within 2 s and was stopped"):
+        device.run(["sh", "-c", f"echo $$ > {pid_file}; exec sleep 60"], timeout_s=2)
     pid = int(pid_file.read_text())
     assert wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
     assert device.run(["echo", "usable"]).text == "usable"
@@ -205,8 +205,8 @@ def test_a_link_that_is_cut_leaves_nothing_under_the_name(sshd, ssh_config, tmp_
 
 
 def test_a_command_that_is_quiet_for_long_is_not_taken_for_a_dead_link(sshd, ssh_config):
-    with SSHConnection("device", config=ssh_config(sshd), silence_s=0.3) as device:
-        assert device.run(["sh", "-c", "sleep 1.5; echo done"]).text == "done"
+    with SSHConnection("device", config=ssh_config(sshd), silence_s=1) as device:
+        assert device.run(["sh", "-c", "sleep 3; echo done"]).text == "done"
 
 
 def test_a_port_where_nothing_listens(ssh_config, sshd):
@@ -233,7 +233,7 @@ def test_a_server_that_accepts_and_says_nothing(ssh_config, sshd):
     with socket.create_server(("127.0.0.1", 0)) as server:
         started = time.monotonic()
         refused = refusal(connect("device", config=ssh_config(sshd, Port=server.getsockname()[1], ConnectTimeout=1)))
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 14  # not the 15 s that a banner may take
     assert "cannot connect" in refused
 
 

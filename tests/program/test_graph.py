@@ -56,3 +56,31 @@ def test_an_export_is_made_once_and_a_changed_program_is_exported_anew():
     x = torch.ones(2, 3)
     assert not graph.export(other).module()(x)[0].any()
     assert graph.export(given).module()(x)[0].any()
+
+
+def test_a_copy_has_each_tensor_once_a_name():
+    """A weight under two names, as `.data` and detached buffers make it: scaling one for its layer leaves the other."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.b.weight = nn.Parameter(self.a.weight.data)
+            self.register_buffer("c", self.a.weight.detach()[:2])
+            self.register_buffer("count", torch.zeros(3))
+            self.register_buffer("same", self.count)
+
+        def forward(self, x):
+            self.count.add_(1)
+            return nn.functional.linear(self.b(self.a(x)), self.c) + self.same.sum()
+
+    given = program(Tied(), ("N", 3))
+    made = graph.copied(given.module)
+    x = torch.randn(2, 3)
+    assert torch.equal(given.module(x)[0], made(x)[0])
+    values = {name: value for name, value in [*made.named_parameters(), *made.named_buffers()]}
+    places = [values[n].untyped_storage().data_ptr() for n in values if n.endswith(("a.weight", "b.weight", ".c"))]
+    assert len(places) == 3 == len(set(places))
+    assert all(isinstance(values[n], nn.Parameter) for n in values if n.endswith("weight"))
+    counts = [value for name, value in values.items() if name.endswith(("count", "same"))]
+    assert len({value.untyped_storage().data_ptr() for value in counts}) == 1  # what the graph writes to stays shared

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
+import weakref
 
 import numpy as np
 import psutil
@@ -137,6 +139,28 @@ def test_the_bar_knows_how_many_batches_there_will_be(tmp_path, net, most, expec
     stream = calibration_batches(project(tmp_path, "listed", calibration_batches=str(most)), net.signature)
     calibrate(prepare(net, quantization()), stream, limit=most, progress=bars)
     assert bars.totals == bars.done == {"calibrating": expected}
+
+
+@pytest.mark.parametrize("improve", [(), ("biases",), ("equalize", "rounding")])
+def test_the_whole_quantization_knows_it_too_and_holds_batches_only_to_look_at_them_again(tmp_path, net, improve):
+    bars, held = Bars(), []
+    stream = calibration_batches(project(tmp_path, "listed"), net.signature)
+
+    class Watched:
+        def __length_hint__(self):
+            return operator.length_hint(stream)
+
+        def __iter__(self):
+            for batch in stream:
+                held.append(weakref.ref(next(iter(batch.values()))))
+                if len(held) == 4:
+                    alive.append(sum(ref() is not None for ref in held[:3]))
+                yield batch
+
+    alive = []
+    convert.from_batches(net, quantization(improve=improve), Watched(), limit=32, progress=bars)
+    assert bars.totals["calibrating"] == bars.done["calibrating"] == len(held) == 5
+    assert alive == [3 if improve else 1]
 
 
 def test_a_loader_that_ends_early_serves_and_very_few_samples_are_warned_about(net, caplog, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -173,3 +175,29 @@ def test_a_convolution_without_an_axis_of_samples_is_left_alone():
     assert did == "no layers whose channels can be scaled together"
     _, report = convert.from_batches(p, quantization(), batches(4, 4, 4))
     assert report.improved["rounding"].startswith("0 layers")
+
+
+def test_a_weight_under_two_names_is_scaled_and_rounded_for_each_by_itself():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 6, 1), nn.Conv2d(6, 4, 1)
+            uneven(nn.Sequential(self.a, self.c), "0", "1")
+            self.b.weight = nn.Parameter(self.a.weight.data)  # another tensor over the same memory
+
+        def forward(self, x):
+            return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+    torch.manual_seed(0)
+    tied = Twice()
+    apart = copy.deepcopy(tied)
+    apart.b.weight = nn.Parameter(tied.b.weight.detach().clone())
+    data = batches(6, 8, 8)
+    x, given = data[0]["x"], [program(model, 6, 8, 8) for model in (tied, apart)]
+    exact = outputs(given[1], x)
+    for p in given:
+        made, said = equalized(p, data)
+        assert said.startswith("2 groups")
+        np.testing.assert_allclose(outputs(made, x), exact, rtol=1e-3, atol=1e-3 * np.abs(exact).max())
+    integers = [outputs(convert.from_batches(p, quantization(), data)[0], x) for p in given]
+    np.testing.assert_array_equal(*integers)

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from edgeopt.program.data import calibration_batches
+from edgeopt.program.program import Call
 from edgeopt.quant import convert, findings, observers, sensitivity
 from edgeopt.quant import state as state_dict
 from edgeopt.quant.calibrate import calibrate
@@ -17,8 +19,10 @@ from edgeopt.quant.prepare import prepare
 from edgeopt.quant.training import ranges
 from edgeopt.quant.training.ranks import ALONE
 from edgeopt.runtime.compare import sqnr_db
+from edgeopt.spec.project import project_for_model
 from tests.quant.models import Attention, Gated, Net, Residual, Tied
 from tests.quant.programs import batches, outputs, program, quantization
+from tests.quant.test_off_centre import CHAINS
 
 
 def prepared(model: nn.Module, *sizes: int, **settings):
@@ -184,17 +188,61 @@ def test_a_trained_state_keeps_the_least_scale_of_dead_channels():
     assert any(float(value.min()) == pytest.approx(observers.LEAST_SCALE) for value in stored)
 
 
-def test_sensitivity_of_a_trained_program_is_that_of_its_ranges(tmp_path):
-    from edgeopt.program.program import Call
-    from edgeopt.spec.project import load_project
-    from tests.small_project import write_project
+def own_project(folder, code: str, **keys):
+    """A project whose calibration is that code."""
+    folder.mkdir(exist_ok=True)
+    (folder / "model.py").touch()
+    (folder / "data.py").write_text("import numpy as np\n" + code)
+    keys = {"calibration": "data.py:calibration", **keys}
+    return project_for_model("model.py:net", folder=folder, inputs={"x": {"shape": [2, 3]}}, overrides=keys)
 
+
+@pytest.mark.parametrize("model, sizes", MODELS.values(), ids=MODELS)
+def test_sensitivity_of_a_trained_program_is_that_of_its_state(model, sizes, tmp_path):
+    """Against the slow way: every other layer left float, the trained state replayed for it."""
     torch.manual_seed(0)
-    float_program, _ = trained(Net(), 3, 16, 16)
-    x = batches(3, 16, 16)[0]["x"]
+    float_program, made = trained(model(), *sizes)
+    x = batches(*sizes)[0]["x"]
     float_program = dataclasses.replace(float_program, reference=(Call({"x": x}, {}),))
-    project = load_project(write_project(tmp_path / "p"))
-    made, first = sensitivity.calibrated(float_program, quantization(), project)
-    found = {layer.name: layer for layer in sensitivity.measure(made, first)}
-    assert {"model.stem", "model.block.first", "model.block.second", "model.head"} <= set(found)
-    assert all(20 < layer.sqnr_db < 100 for layer in found.values())
+    found, first = sensitivity.calibrated(float_program, quantization(), own_project(tmp_path, ""))
+    assert torch.equal(first[0][0], torch.from_numpy(x))
+    layers = {layer.node: layer for layer in sensitivity.measure(found, first)}
+    for node in [d.node for d in made.report.layers if d.quantized and d.macs]:
+        others = tuple(f"%{layer}" for layer in layers if layer != node)
+        state = partial_state(float_program, quantization(), trained_with=(), keep_float=others)
+        alone, _ = convert.from_state(float_program, quantization(), state, keep_float=others)
+        exact = sqnr_db(outputs(float_program, x), outputs(alone, x))
+        assert layers[node].sqnr_db == pytest.approx(exact, abs=1.0)
+
+
+def test_the_program_that_is_measured_is_the_one_that_the_build_rounds(tmp_path):
+    """Equalized, so that what equalizing mends does not rank first; layers that stay float anyway are not ranked."""
+    torch.manual_seed(0)
+    uneven = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    with torch.no_grad():
+        spread = torch.logspace(-1.5, 1.5, 8)
+        uneven[0].weight.mul_(spread[:, None, None, None]), uneven[0].bias.mul_(spread)
+        uneven[2].weight.div_(spread[None, :, None, None])
+    far = CHAINS["with an activation"]()
+    code = (
+        "def calibration():\n    rng = np.random.default_rng(0)\n    for _ in range(4):\n"
+        "        yield {'x': rng.standard_normal((8, 3, 8, 8)).astype(np.float32) * SCALE + MEAN}\n"
+    )
+    for model, scale, mean in ((uneven, 1, 0), (far, 0.1, 1000)):
+        float_program = program(model, 3, 8, 8)
+        numbers = code.replace("SCALE", f"np.float32({scale})").replace("MEAN", f"np.float32({mean})")
+        given = own_project(tmp_path / f"mean_{mean}", numbers)
+        found, first = sensitivity.calibrated(float_program, quantization(), given)
+        _, report = convert.from_batches(
+            float_program, quantization(), calibration_batches(given, float_program.signature)
+        )
+        assert {d.node: d.quantized for d in found.report.layers} == {d.node: d.quantized for d in report.layers}
+        ranked = {layer.name: layer for layer in sensitivity.measure(found, first)}
+        assert ranked.keys() == {d.path for d in report.layers if d.quantized and d.macs}
+        if model is uneven:
+            plain = prepare(float_program, quantization())
+            calibrate(plain, calibration_batches(given, float_program.signature), limit=4)
+            before = {layer.name: layer for layer in sensitivity.measure(plain, first)}
+            assert ranked["model.0"].sqnr_db > before["model.0"].sqnr_db + 3
+        else:
+            assert "model.0" not in ranked
