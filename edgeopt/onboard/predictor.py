@@ -5,8 +5,8 @@ import os
 from . import adaptors, tuning
 from .failures import Failure, of_exception
 from .inputs import check_inputs, numpy_dtype
-from .serving import serve
 from .release import read_json, read_manifest
+from .serving import serve
 from .structure import flat_inputs, restore
 
 __all__ = ["Predictor", "check_inputs", "check_outputs", "load"]

@@ -9,6 +9,7 @@ import torch
 from edgeopt.backends import onnxruntime, tensorrt
 from edgeopt.backends.table import BACKENDS
 from edgeopt.quant import convert
+from edgeopt.spec.profile import load_profile
 from tests.quant import programs as quantized
 from tests.quant.models import Net
 
