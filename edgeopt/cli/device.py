@@ -161,3 +161,16 @@ def _named(target: str) -> tuple[str, str | None, str | None]:
     if not re.fullmatch(spec.NAME_PATTERN, target):
         raise UsageError(f"'{target}' is neither a folder nor an artifact's name")
     return target, None, None
+
+
+def exit_by(done, as_json: bool) -> None:
+    """Raise what `done.check` raises; with --json as an exit status, since stdout holds one document already."""
+    from edgeopt.errors import EdgeoptError
+
+    try:
+        done.check()
+    except EdgeoptError as wrong:
+        if not as_json:
+            raise
+        click.echo(f"error: {wrong}", err=True)
+        click.get_current_context().exit(wrong.exit_code)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edgeopt.cli.device import device_options, open_both
+from edgeopt.cli.device import device_options, exit_by, open_both
 
 
 @click.command()
@@ -42,7 +42,7 @@ def prepare(progress, artifact, host, candidates, wait, python, root, accept_new
             python=python or ("python3" if host else sys.executable), progress=progress,
         )  # fmt: skip
     click.echo(json.dumps(done.as_dict()) if as_json else "\n".join(prepared_lines(done)))
-    _exit_by(done, as_json)
+    exit_by(done, as_json)
 
 
 def prepared_lines(done) -> list[str]:
@@ -52,16 +52,3 @@ def prepared_lines(done) -> list[str]:
     lines = [f"SIMULATED: {done.simulated}. These are no engines of the device."] if done.simulated else []
     lines += [f"engine   {in_words(engine)}" for engine in done.engines]
     return lines + (["to ask how far it is: the same command again"] if done.pending else [])
-
-
-def _exit_by(done, as_json: bool) -> None:
-    """Raise what failed engines raise; with --json an exit status, since stdout holds one document already."""
-    from edgeopt.errors import EdgeoptError
-
-    try:
-        done.check()
-    except EdgeoptError as wrong:
-        if not as_json:
-            raise
-        click.echo(f"error: {wrong}", err=True)
-        click.get_current_context().exit(wrong.exit_code)

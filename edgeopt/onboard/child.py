@@ -6,26 +6,22 @@
 """
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 
-from . import adaptors, machine, tensors, timing, tuning
+from . import adaptors, machine, processes, tensors, timing, tuning
 from . import request as requests
 from .failures import of_exception
 from .predictor import check_outputs
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(request_path, name):
     """Serve commands from stdin. The answers get a descriptor of their own: libraries print to 1."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    _die_with_parent()
+    processes.die_with_parent()  # one that hangs would never see stdin end
     _die_first()
     session = _Session(requests.read(request_path), name, lambda line: _send(answers, line))
     steps = {
@@ -186,12 +182,6 @@ def peak_rss_bytes():
 def _send(stream, line):
     stream.write(json.dumps(line) + "\n")
     stream.flush()
-
-
-def _die_with_parent():
-    """Have the kernel end this process with its parent: one that hangs would never see stdin end."""
-    with contextlib.suppress(OSError, AttributeError):  # a libc without it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _die_first():

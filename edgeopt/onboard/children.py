@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from . import machine
+from . import machine, processes
 from .failures import Failure, of_exit
 
 _KEPT_STDERR_BYTES = 2000
@@ -40,7 +40,7 @@ class Child:
         self._lines = b""
         self._stderr = b""
         package = __name__.rpartition(".")[0]
-        argv = [sys.executable, "-c", _START, _import_root(package), package + ".child", request_path, name]
+        argv = [sys.executable, "-c", _START, processes.import_root(package), package + ".child", request_path, name]
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -134,14 +134,6 @@ class Child:
     def _said(self):
         lines = self._stderr.decode("utf-8", "replace").strip().splitlines()
         return " / ".join(line.strip() for line in lines[-3:])
-
-
-def _import_root(package):
-    """The folder or the zip file that `package` is imported from."""
-    path = os.path.dirname(os.path.abspath(sys.modules[package].__file__))
-    for _ in package.split("."):
-        path = os.path.dirname(path)
-    return path
 
 
 def _environment(threads):

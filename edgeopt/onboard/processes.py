@@ -29,7 +29,7 @@ def is_alive(process):
 def detach(module, argv):
     """Run `main(argv)` of a module of this package in a session of its own, which outlives terminal and connection."""
     package = __name__.rpartition(".")[0]
-    command = [sys.executable, "-c", _START, _import_root(package), package + "." + module] + argv
+    command = [sys.executable, "-c", _START, import_root(package), package + "." + module] + argv
     with open(os.devnull, "r+b") as nothing:
         subprocess.Popen(
             command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, close_fds=True, cwd="/"
@@ -78,7 +78,7 @@ def _boot():
         return ""
 
 
-def _import_root(package):
+def import_root(package):
     """The folder or the zip file that `package` is imported from."""
     path = os.path.dirname(os.path.abspath(sys.modules[package].__file__))
     for _ in package.split("."):

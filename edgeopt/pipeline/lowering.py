@@ -33,12 +33,16 @@ _TOLERANCES = {
     ("torchscript", "bf16"): Tolerance(sqnr_db=FORMATS["bf16"].least_sqnr_db),
     ("tensorrt", "bf16"): Tolerance(sqnr_db=FORMATS["bf16"].least_sqnr_db),
 }
-
-
 # The least share of classes that are the reference's, where the artifact chooses them. Between two that are equal but
 # for rounding another order of sums chooses at random; TF32 rounds earlier, and one of nine reference samples may turn.
 # 16 and 8 bits are bounded by `evaluate` or the proxy, and on the device by what was measured, see assemble.
-_AGREEMENT = {("onnxruntime", "fp32"): 0.99, ("torchscript", "fp32"): 0.99, ("tensorrt", "fp32"): 0.85}
+_AGREEMENT = {
+    ("onnxruntime", "fp32"): 0.99,
+    ("openvino", "fp32"): 0.99,
+    ("torchscript", "fp32"): 0.99,
+    ("aoti", "fp32"): 0.99,
+    ("tensorrt", "fp32"): 0.85,
+}
 
 
 @dataclass(frozen=True)

@@ -273,4 +273,4 @@ def full_disk():
         try:
             yield Path(name)
         finally:
-            subprocess.run(["umount", name], check=True)
+            subprocess.run(["umount", "-l", name], check=True)

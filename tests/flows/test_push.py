@@ -204,7 +204,7 @@ def small_disk(folder: Path, size_bytes: int):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_disk_that_is_too_small_is_told_of_before_anything_moves(device, big, tmp_path):  # S01
