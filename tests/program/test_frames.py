@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
 
 from edgeopt.program.frames import Frames, placement, reference
 from edgeopt.spec.camera import Camera
+from tests.conftest import absent
 
 IMAGENET = {"scale": "1/255", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 RESIZED = [  # frame, model, fit
@@ -89,8 +92,15 @@ def test_nearest_is_torch_s_nearest_exact():
     np.testing.assert_array_equal(reference(x, camera, ("n", 3, 24, 20)), wanted)
 
 
+def library(module: str, package: str):
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return absent(f"{package} of the dev extra is not installed")
+
+
 def test_bilinear_is_opencv_s():
-    cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
+    cv2 = library("cv2", "opencv-python-headless")
     camera = Camera(size=(48, 64))
     x = frames(camera, (48, 64), count=1)
     wanted = cv2.resize(x[0].astype(np.float32), (20, 24), interpolation=cv2.INTER_LINEAR).transpose(2, 0, 1)
@@ -99,7 +109,7 @@ def test_bilinear_is_opencv_s():
 
 def test_enlarging_is_pillow_s():
     """Pillow widens its window when it shrinks a picture, which is antialiasing; enlarging, it has our formula."""
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    image = library("PIL.Image", "pillow")
     camera = Camera(layout="CHW", size=(17, 31))
     x = frames(camera, (17, 31), channels=1, count=1)
     wanted = image.fromarray(x[0, 0].astype(np.float32), mode="F").resize((62, 51), image.BILINEAR)
