@@ -60,16 +60,27 @@ class LocalConnection(Connection):
             try:
                 line = _first_line(child, timeout_s)
                 if not line.endswith(b"\n"):
-                    child.wait(timeout=timeout_s)
+                    self._end(child, argv, timeout_s, stdin=False)
                     complaints.seek(0)
                     raise CommandEnded(Result(_status(child.returncode), line, complaints.read()))
-                yield line.decode("utf-8", "replace").rstrip("\n")
-                child.stdin.close()
-                child.wait(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                raise DeviceError(f"{argv[0]} did not end within {timeout_s:g} s", where=self.label) from None
+                try:
+                    yield line.decode("utf-8", "replace").rstrip("\n")
+                except BaseException:
+                    with contextlib.suppress(DeviceError):
+                        self._end(child, argv, timeout_s)
+                    raise
+                self._end(child, argv, timeout_s)
             finally:
                 _stop(child)
+
+    def _end(self, child: subprocess.Popen, argv: Sequence[str], timeout_s: float, stdin: bool = True) -> None:
+        """Close stdin and wait for the end: what the command held must be free when its block is left."""
+        if stdin:
+            child.stdin.close()
+        try:
+            child.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise DeviceError(f"{argv[0]} did not end within {timeout_s:g} s", where=self.label) from None
 
     def close(self) -> None:
         """Nothing is held between commands."""

@@ -79,6 +79,15 @@ def test_a_held_command_lives_as_long_as_its_block(local, tmp_path):
     assert mark.exists()
 
 
+def test_a_held_command_whose_block_was_left_by_an_error_ends_as_otherwise(local, tmp_path):
+    """It is waited for, so that a lock or a folder of it is free; killed, a child of the shell may outlive it."""
+    lock, mark = tmp_path / "lock", tmp_path / "mark"
+    argv = ["sh", "-c", f"exec 9>{lock}; flock -n 9 || exit 75; echo ready; cat; touch {mark}"]
+    with pytest.raises(ValueError, match="inside"), local.hold(argv):
+        raise ValueError("inside")
+    assert mark.exists() and local.run(["flock", "-n", str(lock), "true"], check=False).status == 0
+
+
 def test_a_held_command_that_ends_early_tells_how(local):
     with pytest.raises(CommandEnded) as ended, local.hold(["sh", "-c", "echo no >&2; exit 75"]):
         pytest.fail("the block must not be entered")
