@@ -35,6 +35,7 @@ from interleaved import machine, number, python
 ROOT = Path(__file__).parents[1]
 IMAGENET = ROOT / "examples" / "imagenet"
 OWN = Path(__file__).with_name("models.py")
+BACKENDS = ("onnxruntime", "openvino", "torchscript")  # of our artifacts, for the CPU that is here
 PEERS = ("eager", "compile", "aoti", "onnxruntime", "onnxruntime-int8", "openvino", "openvino-int8")
 
 
@@ -139,6 +140,7 @@ def build(args: argparse.Namespace) -> None:
             print(f"{name} is left out: {project}", file=sys.stderr)
             continue
         argv = ["build", "--profile", "x86-cpu", "--project", str(project), "--out", str(artifact_of(name, args))]
+        argv += ["--on", "here", "--set", f"profile.backends=[{', '.join(BACKENDS)}]"]
         subprocess.run([sys.executable, "-m", "edgeopt", *argv], check=False)
 
 
