@@ -95,7 +95,7 @@ def stage_keys(job: Job) -> dict[str, str]:
             "device": (job.device.label, job.device.facts) if job.device else None,
             "compiled_for": compiled_for.of_stage_key(job.profile),
         }
-    )  # fmt: skip
+    )
     return keys
 
 

@@ -66,7 +66,7 @@ def lower(program: Program, job: Job, cache: StageCache, key: str, folder: Path)
             "heads": {name: head.model_dump(mode="json") for name, head in job.project.outputs.items()},
             "compiled_for": compiled_for.of_stage_key(job.profile),
         }
-    )  # fmt: skip
+    )
     found = cache.find("lower", place)
     if found is None:
         found = cache.store("lower", place, lambda part: _lower_into(program, job, part))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from edgeopt.runtime.artifact import Artifact
 
+MEASURE = {"feed": "reference/0", "rounds": 3, "calls": 20, "warmup": 2, "max_s": 10}
+
 
 def request_of(artifact: Artifact, out: Path, **changes) -> dict:
     """A request for every candidate of `artifact` and its reference feeds; `changes` replace keys."""
