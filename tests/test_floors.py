@@ -16,7 +16,7 @@ FLOORS = {
     "program": 3, "runtime": 3,
     "capture": 4, "passes": 4, "quant": 4, "backends": 4, "device": 4, "report": 4,
     "pipeline": 5, "rules": 5,
-    "flows": 6, "qat": 6,
+    "flows": 6, "qat": 6, "testing": 6,
     "cli": 7, "__main__": 8,
 }  # fmt: skip
 TORCH_FLOORS = {3, 4, 5}
