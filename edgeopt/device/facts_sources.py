@@ -1,9 +1,9 @@
 """What facts are read from, gathered in one round trip: a literal table of files and commands, and the script for it.
 
-The script is POSIX sh and needs nothing but `head` and `grep`. Each answer stands between lines that begin with a random
-boundary, so that what a device's files and tools print, its shell's greeting too, cannot be taken for another answer.
-Each command has a time limit of its own (by `timeout`, else by a shell that waits beside it) and its output a largest size.
-What a hanging tool keeps from us is missing, and nothing else is.
+The script is POSIX sh and needs nothing but `head` and `grep`. Each answer stands between lines that begin with a
+random boundary, so that what a device's files and tools print, its shell's greeting too, cannot be taken for another
+answer. Each command has a time limit of its own (by `timeout`, else by a shell that waits beside it) and its output a
+largest size. What a hanging tool keeps from us is missing, and nothing else is.
 """
 
 from __future__ import annotations
@@ -58,19 +58,32 @@ class Command(NamedTuple):
 
 
 _TREE = ("/sys/firmware/devicetree/base", "/proc/device-tree")  # a chroot's /proc has none
-_INCLUDE = ("/usr/include", "/usr/include/aarch64-linux-gnu", "/usr/include/x86_64-linux-gnu", "/usr/local/cuda/include")
+_INCLUDE = (
+    "/usr/include",
+    "/usr/include/aarch64-linux-gnu",
+    "/usr/include/x86_64-linux-gnu",
+    "/usr/local/cuda/include",
+)
 _LIB = ("/usr/lib/aarch64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/usr/local/cuda/lib64")
 _SMI = ("name", "compute_cap", "driver_version", "memory.total", "clocks.gr", "clocks.max.gr", "temperature.gpu")
-_PACKAGES = ("nvidia-l4t-core", "nvidia-jetpack", "libnvinfer[0-9]*", "libnvinfer-bin", "libcudnn[0-9]*", "cuda-cudart-[0-9]*")
+_PACKAGES = (
+    "nvidia-l4t-core",
+    "nvidia-jetpack",
+    "libnvinfer[0-9]*",
+    "libnvinfer-bin",
+    "libcudnn[0-9]*",
+    "cuda-cudart-[0-9]*",
+)
 
 # what `which` looks for: what the other verbs use there
 KNOWN_COMMANDS = (
-    "flock", "sha256sum", "shasum", "timeout", "python3", "sudo", "rsync", "zstd", "ssh-keygen", "systemctl", "nvpmodel",
-    "jetson_clocks", "tegrastats", "nvidia-smi", "nvcc", "trtexec", "docker", "podman", "buildah", "nvidia-ctk",
+    "flock", "sha256sum", "shasum", "timeout", "python3", "sudo", "rsync", "zstd", "ssh-keygen", "systemctl",
+    "nvpmodel", "jetson_clocks", "tegrastats", "nvidia-smi", "nvcc", "trtexec", "docker", "podman", "buildah",
+    "nvidia-ctk",
 )  # fmt: skip
 
-# Ordered: what is cheap and cannot hang comes first. `user`, `shell`, `home`, `date`, `which`, `df` and `python` are the
-# script's own.
+# Ordered: what is cheap and cannot hang comes first. `user`, `shell`, `home`, `date`, `which`, `df` and `python` are
+# the script's own.
 SOURCES: tuple[File | Values | Names | Command, ...] = (
     File("model", tuple(f"{at}/model" for at in _TREE)),
     File("compatible", tuple(f"{at}/compatible" for at in _TREE)),
@@ -129,7 +142,8 @@ b=$1 root=$2 python=$3 code=$4
 case $root in "~"*) root=$HOME${root#"~"};; esac
 case $python in "~/"*) python=$HOME${python#"~"};; esac
 limit=
-if timeout -s KILL 5 true; then limit="timeout -s KILL"; elif timeout -t 5 -s KILL true; then limit="timeout -s KILL -t"; fi
+if timeout -s KILL 5 true; then limit="timeout -s KILL"
+elif timeout -t 5 -s KILL true; then limit="timeout -s KILL -t"; fi
 run() {
   s=$1; shift
   if [ -n "$limit" ]; then $limit "$s" "$@"; return; fi
@@ -144,7 +158,8 @@ names() { frame "$1"; shift; for p; do [ ! -e "$p" ] || printf '%s\n' "$p"; done
 ask() { n=$1 t=$2; shift 2; if command -v "$1" >/dev/null; then frame "$n"; run "$t" "$@" | head -c MAX; fi; }
 disk() {
   q=$1
-  while [ ! -e "$q" ] && [ "$q" != / ] && [ "$q" != . ]; do q=$(dirname "$q"); done
+  while [ ! -e "${q:-/}" ]; do case $q in */*) q=${q%/*};; *) q=.;; esac; done
+  q=${q:-/}
   [ -w "$q" ] && w=writable || w=read-only
   printf '@%s %s\n' "$1" "$w"; run 5 df -Pk "$q"
 }
@@ -180,8 +195,8 @@ class Answers:
 def ask(connection: Connection, *, python: str = "python3", root: str | None = None) -> Answers:
     """All of `SOURCES` from the device, in one command.
 
-    `root`: where releases lie there. DeviceError where the device runs no `sh` that answers; what a tool that hangs would
-    have said is missing.
+    `root`: where releases lie there. DeviceError where the device runs no `sh` that answers; what a tool that hangs
+    would have said is missing.
     """
     boundary = secrets.token_hex(16)
     code = inspect.getsource(environment) + _PYTHON
@@ -263,7 +278,9 @@ def _by_path(text: str, globs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _regex(glob: str) -> str:
-    return re.escape(glob).replace(r"\*", "[^/]*?").replace(r"\[0\-9\]", "[0-9]").replace(r"\[1\-6\]", "[1-6]") + "(?=:)"
+    return (
+        re.escape(glob).replace(r"\*", "[^/]*?").replace(r"\[0\-9\]", "[0-9]").replace(r"\[1\-6\]", "[1-6]") + "(?=:)"
+    )
 
 
 def _matching(files: Path, glob: str) -> list[tuple[str, Path]]:
