@@ -2,8 +2,8 @@
 
     python benchmarks/detect.py [--rounds 10] [--json]
 
-The command in a process of its own, whole: interpreter, login, round trip, profiles. And the facts alone, from the login on,
-in this process. Logins are counted in the server's log.
+The command in a process of its own, whole: interpreter, login, round trip, profiles. And the facts alone, from the
+login on, in this process. Logins are counted in the server's log.
 """
 
 from __future__ import annotations

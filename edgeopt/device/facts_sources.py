@@ -143,7 +143,7 @@ case $root in "~"*) root=$HOME${root#"~"};; esac
 case $python in "~/"*) python=$HOME${python#"~"};; esac
 limit=
 if timeout -s KILL 5 true; then limit="timeout -s KILL"
-elif timeout -t 5 -s KILL true; then limit="timeout -s KILL -t"; fi
+elif timeout -s KILL -t 5 true; then limit="timeout -s KILL -t"; fi
 run() {
   s=$1; shift
   if [ -n "$limit" ]; then $limit "$s" "$@"; return; fi
