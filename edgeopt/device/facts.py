@@ -33,7 +33,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(("compatible", "chip-id", "soc-id"), board.soc),
     Fact(("model", "compatible", "chip-id", "soc-id"), board.module),
     Fact(("nvidia-smi",), board.gpus),
-    Fact(("nvidia-smi-old",), board.gpu_names),
+    Fact(("nvidia-smi",), board.gpu_names),
     Fact(("release",), board.l4t_release),
     Fact(("dpkg",), board.l4t_package),
     Fact(("release",), board.l4t_synthesized),

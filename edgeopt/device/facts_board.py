@@ -159,7 +159,7 @@ def gpus(smi: str | None) -> Fields:
 
 def gpu_names(smi: str | None) -> Fields:
     """What an old driver's nvidia-smi says of `name` alone; its failures are sentences."""
-    lines = [line.strip() for line in (smi or "").splitlines()]
+    lines = [line.strip() for line in (smi or "").splitlines() if "," not in line]
     bad = any(word in (smi or "").lower() for word in ("failed", "error", "not found", "no devices"))
     return _said(gpus=tuple(line for line in lines if line) if not bad and any(lines) else None)
 

@@ -65,7 +65,12 @@ _INCLUDE = (
     "/usr/local/cuda/include",
 )
 _LIB = ("/usr/lib/aarch64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/usr/local/cuda/lib64")
-_SMI = ("name", "compute_cap", "driver_version", "memory.total", "clocks.gr", "clocks.max.gr", "temperature.gpu")
+_SMI = "name,compute_cap,driver_version,memory.total,clocks.gr,clocks.max.gr,temperature.gpu"
+# drivers before 510 know no compute_cap and refuse the whole question; a call without persistence takes a second
+_ASK_SMI = (
+    f"said=$(nvidia-smi --query-gpu={_SMI} --format=csv,noheader,nounits) && printf '%s\\n' \"$said\""
+    " || nvidia-smi --query-gpu=name --format=csv,noheader,nounits"
+)
 _PACKAGES = (
     "nvidia-l4t-core",
     "nvidia-jetpack",
@@ -120,9 +125,7 @@ SOURCES: tuple[File | Values | Names | Command, ...] = (
     Command("detect-virt", ("systemd-detect-virt", "--vm")),
     Command("dpkg", ("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\\n", *_PACKAGES)),
     Command("nvpmodel", ("nvpmodel", "-q")),
-    Command("nvidia-smi", ("nvidia-smi", "--query-gpu=" + ",".join(_SMI), "--format=csv,noheader,nounits"), 15),
-    # drivers before 510 know no compute_cap and refuse the whole question
-    Command("nvidia-smi-old", ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader,nounits"), 15),
+    Command("nvidia-smi", ("sh", "-c", _ASK_SMI), 15),
     Command("nvidia-smi-version", ("nvidia-smi",), 15),
 )  # fmt: skip
 # {"python", "packages", "torch_cuda", "emulated"} of the device's Python, by the runner's own code
@@ -139,7 +142,7 @@ LC_ALL=C; export LC_ALL
 PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:/usr/local/cuda/bin:/usr/src/tensorrt/bin; export PATH
 exec 2>/dev/null </dev/null
 b=$1 root=$2 python=$3 code=$4
-case $root in "~"*) root=$HOME${root#"~"};; esac
+case $root in "~"|"~/"*) root=$HOME${root#"~"};; esac
 case $python in "~/"*) python=$HOME${python#"~"};; esac
 limit=
 if timeout -s KILL 5 true; then limit="timeout -s KILL"

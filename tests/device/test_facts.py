@@ -168,9 +168,8 @@ def test_containers_and_names_of_the_graphics_card():
     assert of(cgroup="12:cpu:/docker/0123456789abcdef\n").container == "docker"
     assert of(cgroup="0::/init.scope\n").container is None
     failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
-    assert of(nvidia_smi=failed, nvidia_smi_old=failed, nvidia_smi_version=failed) == DeviceFacts()
-    refused = 'Field "compute_cap" is not a valid field to query.\n'
-    assert of(nvidia_smi=refused, nvidia_smi_old="Tesla T4\n").gpus == ("Tesla T4",)
+    assert of(nvidia_smi=failed, nvidia_smi_version=failed) == DeviceFacts()
+    assert of(nvidia_smi="Tesla T4\n").gpus == ("Tesla T4",)
 
 
 def test_the_clock_is_compared_at_the_middle_of_the_round_trip():

@@ -75,6 +75,23 @@ def test_a_tool_that_hangs_keeps_nothing_but_its_own_fact(tmp_path, monkeypatch,
     assert found.of("date-end") and "end" in found.texts
 
 
+SMI = {
+    "new": """case $* in *compute_cap*) echo "RTX, 8.9, 570, 1, 210, 3105, 38";; *) echo "CUDA Version: 12.8";; esac""",
+    "old": """case $* in *compute_cap*) echo 'Field "compute_cap" is not a valid field to query.'; exit 2;;
+*name*) echo RTX;; *) echo "CUDA Version: 11.4";; esac""",
+    "broken": """echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."; exit 9""",
+}
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [("new", (("RTX",), "8.9", "12.8")), ("old", (("RTX",), None, "11.4")), ("broken", ((), None, None))],
+)
+def test_nvidia_smi_of_any_age(tmp_path, driver, said):
+    found = facts.read(Shell(tools(tmp_path / "bin", nvidia_smi=SMI[driver]), ["/bin/sh"]))
+    assert (found.gpus, found.sm, found.cuda) == said
+
+
 def test_a_device_that_stops_answering_is_told_by_what_came(tmp_path, monkeypatch):
     """A tool that cannot even be killed (a driver that hangs in the kernel): here our own deadline ends the command."""
     folder = tools(tmp_path / "bin", stuck="sleep 600")
