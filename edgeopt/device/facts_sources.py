@@ -24,8 +24,9 @@ from edgeopt.errors import DeviceError
 from edgeopt.onboard import environment
 from edgeopt.ports.connection import Connection, script
 
-MAX_BYTES = 1 << 16  # of one answer
-ALL_S = 90  # for all of it; a device whose tools all hang is told by what came
+MAX_BYTES = 1 << 16  # of one answer; of sysfs' small files the kernel gives a page each
+LIMIT_S = 10  # of one command: an emulated device under load takes a second for each
+ALL_S = 120  # for all of it; a device whose tools all hang is told by what came
 
 
 class File(NamedTuple):
@@ -54,7 +55,7 @@ class Command(NamedTuple):
 
     name: str
     argv: tuple[str, ...]
-    limit_s: int = 5
+    limit_s: int = LIMIT_S
 
 
 _TREE = ("/sys/firmware/devicetree/base", "/proc/device-tree")  # a chroot's /proc has none
@@ -155,16 +156,19 @@ run() {
   wait "$p"; kill "$w"
 }
 frame() { printf '\n%s %s\n' "$b" "$1"; }
-file() { n=$1; shift; for p; do if [ -r "$p" ]; then frame "$n"; run 5 head -c MAX "$p"; return; fi; done; }
-values() { frame "$1"; shift; run 5 grep '' /dev/null "$@" | head -c MAX; }
-names() { frame "$1"; shift; for p; do [ ! -e "$p" ] || printf '%s\n' "$p"; done | head -c MAX; }
+file() { n=$1; shift; for p; do if [ -f "$p" ] && [ -r "$p" ]; then frame "$n"; head -c MAX "$p"; return; fi; done; }
+values() {
+  n=$1; shift
+  for p; do if [ -e "$p" ]; then frame "$n"; run LIMIT grep '' /dev/null "$@"; return; fi; done
+}
+names() { frame "$1"; shift; for p; do [ ! -e "$p" ] || printf '%s\n' "$p"; done; }
 ask() { n=$1 t=$2; shift 2; if command -v "$1" >/dev/null; then frame "$n"; run "$t" "$@" | head -c MAX; fi; }
 disk() {
   q=$1
   while [ ! -e "${q:-/}" ]; do case $q in */*) q=${q%/*};; *) q=.;; esac; done
   q=${q:-/}
   [ -w "$q" ] && w=writable || w=read-only
-  printf '@%s %s\n' "$1" "$w"; run 5 df -Pk "$q"
+  printf '@%s %s\n' "$1" "$w"; run LIMIT df -Pk "$q"
 }
 frame date; date +%s.%N
 frame user; id -un
@@ -257,8 +261,9 @@ def frames(output: bytes, boundary: str) -> dict[str, bytes]:
 
 
 def _script() -> str:
-    lines = [_HEAD, *(_line(source) for source in SOURCES), _TAIL]
-    return "\n".join(lines).replace("MAX", str(MAX_BYTES)).replace("KNOWN", " ".join(KNOWN_COMMANDS))
+    text = "\n".join([_HEAD, *(_line(source) for source in SOURCES), _TAIL])
+    words = {"MAX": MAX_BYTES, "LIMIT": LIMIT_S, "KNOWN": " ".join(KNOWN_COMMANDS)}
+    return re.sub(r"\b(MAX|LIMIT|KNOWN)\b", lambda found: str(words[found.group()]), text)
 
 
 def _line(source: File | Values | Names | Command) -> str:
