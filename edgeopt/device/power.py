@@ -43,7 +43,8 @@ class Meter:
             return None
         inside = self.at_s[(self.at_s > since) & (self.at_s < until)]
         moments = np.concatenate(([since], inside, [until]))
-        return float(np.trapezoid(np.interp(moments, self.at_s, self.watts), moments))
+        watts = np.interp(moments, self.at_s, self.watts)
+        return float(np.sum((watts[1:] + watts[:-1]) / 2 * np.diff(moments)))
 
     def peak(self, since: float, until: float) -> float | None:
         """The largest sample of the span."""
@@ -106,11 +107,13 @@ def counter(of: str, at_s: Sequence[float], micro_joules: Sequence[int], wraps_a
     steps = np.diff(np.asarray(micro_joules, dtype=np.float64))
     # without a known range an overflow cannot be told from a reset: nothing is counted for that step
     steps = np.where(steps < 0, steps + wraps_at + 1 if wraps_at else 0, steps)
-    return Counter(of, np.asarray(at_s, dtype=np.float64), np.concatenate(([0.0], np.cumsum(np.maximum(steps, 0)))) / 1e6)
+    counted = np.concatenate(([0.0], np.cumsum(np.maximum(steps, 0)))) / 1e6
+    return Counter(of, np.asarray(at_s, dtype=np.float64), counted)
 
 
 def rapl_parts(names: Sequence[str]) -> list[str]:
     """Which of RAPL's zones ('intel-rapl:0 package-0', ...) make up the machine, none counted twice."""
+    names = [name for name in names if "mmio" not in name]  # the same counters once more
     whole = [name for name in names if name.endswith(" psys")]
     parts = [name for name in names if re.search(r" (package-[0-9]+|dram)$", name)]
     return whole[:1] or parts

@@ -42,7 +42,8 @@ def find(root="/"):
 def throttled(columns, lines, since, until):
     """Names of the columns that show in `lines`, [seconds, line], that the device slowed itself down meanwhile.
 
-    Strong evidence only: clocks are judged by the host. An alert or an alarm counts while it is on, an over-current counter where it is higher than before `since`.
+    Strong evidence only: clocks are judged by the host. An alert or an alarm counts while it is on, an over-current
+    counter where it is higher than before `since`.
     """
     inside = [text.split() for at, text in lines if since <= at <= until]
     before = [text.split() for at, text in lines if at < since][-1:]
