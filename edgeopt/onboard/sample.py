@@ -12,7 +12,8 @@ the first timed call}. In the response:
      "sources": [{"name", "status": "ok", "missing" or "failed", "message"}],
      "columns": see sysfs, of the lines of "sysfs",
      "lines": {"tegrastats", "nvidia-smi", "sysfs", "processes": [[seconds, text], ...]},
-     "gpu_memory": {candidate: MiB of its process, by nvidia-smi}}
+     "gpu_memory": {candidate: MiB of its process, by nvidia-smi},
+     "power_mode": what `nvpmodel -q` printed before, null where there is none}
 
 A line of "processes" holds "NAME TICKS BYTES" of every candidate that is loaded: the processor's time that it used so
 far in 1/100 s, and its resident memory.
@@ -48,6 +49,7 @@ class Sampler:
         """Find what there is, start it, and watch the idle device for `idle_s`. Twice does nothing."""
         if self._thread is not None:
             return
+        self._mode = _said(["nvpmodel", "-q"])
         self._started = time.perf_counter()
         self._wake = os.pipe()
         self._start_sysfs()
@@ -85,16 +87,9 @@ class Sampler:
 
     def look_at_gpu(self):
         """Note how much GPU memory each candidate's process holds, where nvidia-smi tells."""
-        path = shutil.which("nvidia-smi")
-        if path is None or self._thread is None:
-            return
-        argv = [path, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-        try:
-            done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return
+        said = _said(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"])
         names = {str(pid): name for name, pid in self.processes.items()}
-        for line in done.stdout.decode("utf-8", "replace").splitlines():
+        for line in (said or "").splitlines():
             pid, _, used = [word.strip() for word in line.partition(",")]
             if pid in names and used.isdigit():
                 self._gpu_memory[names[pid]] = self._gpu_memory.get(names[pid], 0) + int(used)
@@ -122,7 +117,7 @@ class Sampler:
         return {
             "interval_s": self.settings["interval_s"], "started_s": self._started, "idle_s": self._idle,
             "cpu_s": round(self._cpu_s, 6), "sources": self._sources, "columns": self._columns,
-            "lines": self._lines, "gpu_memory": self._gpu_memory,
+            "lines": self._lines, "gpu_memory": self._gpu_memory, "power_mode": self._mode,
         }  # fmt: skip
 
     def _start_sysfs(self):
@@ -169,6 +164,20 @@ class Sampler:
         used = [_process(name, pid) for name, pid in list(self.processes.items())]
         if any(used):
             self._lines.setdefault("processes", []).append([at, " ".join(word for word in used if word)])
+
+
+def _said(argv):
+    """What a command prints; None where it is not there, or does not end."""
+    path = shutil.which(argv[0]) or shutil.which(argv[0], path="/usr/sbin:/sbin")
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path] + argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace")
 
 
 def _process(name, pid):
