@@ -43,11 +43,13 @@ query; echo --; within 20 nvpmodel -p --verbose 2>&1 </dev/null; cat /etc/nvpmod
 exit 0
 """
 
-# $1 the id. Prints what nvpmodel says, '--', and the mode that it then has, once the clocks' limits stand still.
+# $1 the id, $2 the guard's folder. Prints what nvpmodel says, '--', and the mode that it then has, once the clocks' limits stand still.
 SWITCH = f"""\
 {_COMMON}
-[ -z "$as" ] || $as true 2>/dev/null || exit {NO_SUDO}
-printf 'no\\nno\\n' | within 60 $as nvpmodel -m "$1" 2>&1
+[ -z "$as" ] || $as -l nvpmodel >/dev/null 2>&1 || exit {NO_SUDO}
+exec 9>>"$2/switching" && flock 9 || exit 1
+printf 'no\\nno\\n' | within 60 $as nvpmodel -m "$1" 2>&1 9>&-
+flock -u 9
 echo --
 before= tries=0
 while now=$(clocks) && [ "$now" != "$before" ] && [ $tries -lt 20 ]; do
@@ -58,43 +60,36 @@ query
 exit 0
 """
 
-# $1 jetson_clocks' path or '': the fastest clocks of the mode. Prints what it says.
+# The fastest clocks of the mode. Prints what jetson_clocks says.
 CLOCKS = f"""\
 {_COMMON}
 within 60 $as jetson_clocks 2>&1 </dev/null
 """
 
-# $1 'clocks' where jetson_clocks is to be stored and restored. Prints the mode's id; then waits for the end of its
-# stdin, which comes with the end of whoever measures, however that ends, and puts back what was. It tries again: a
-# change that was under way may come after ours.
+# $1 'clocks' where jetson_clocks is to be stored and restored, $2 seconds after which nobody can still be measuring,
+# as behind a link that is dead and does not say so. Prints the mode's id and a folder; then waits for the end of its
+# stdin, which comes with the end of whoever measures, however that ends, and puts back what was. A switch that is
+# under way is waited for, and what silently fails is tried again.
 GUARD = f"""\
 {_COMMON}
-[ -z "$as" ] || $as true 2>/dev/null || exit {NO_SUDO}
-id() {{ query | sed -n '/NV Power Mode/,$p' | grep -E '^ *[0-9]+ *$' | head -n 1 | tr -d ' '; }}
+[ -z "$as" ] || $as -l nvpmodel >/dev/null 2>&1 || exit {NO_SUDO}
+mode() {{ query | sed -n '/NV Power Mode/,$p' | grep -E '^ *[0-9]+ *$' | head -n 1 | tr -d ' '; }}
 trap '' HUP INT TERM PIPE
-old=$(id); [ -n "$old" ] || {{ query >&2; exit {UNREADABLE}; }}
-kept=
+old=$(mode); [ -n "$old" ] || {{ query >&2; exit {UNREADABLE}; }}
+kept=$(mktemp -d) || exit 1
 if [ "$1" = clocks ]; then
-  kept=$(mktemp -d) || exit 1
   within 60 $as jetson_clocks --store "$kept/clocks" >&2 </dev/null || {{ rm -rf "$kept"; exit 1; }}
 fi
-printf '%s\\n' "$old"
-cat > /dev/null
-tries=0 same=0
-while [ $tries -lt 6 ] && [ $same -lt 2 ]; do
-  if [ "$(id)" = "$old" ]; then
-    same=$((same + 1))
-    [ $same -lt 2 ] && [ $tries -gt 0 ] && sleep 1
-  else
-    same=0 tries=$((tries + 1))
-    printf 'no\\nno\\n' | within 60 $as nvpmodel -m "$old" >/dev/null 2>&1
-  fi
+printf '%s %s\\n' "$old" "$kept"
+within "$2" cat > /dev/null
+exec 9>>"$kept/switching" && flock 9
+tries=0
+until [ "$(mode)" = "$old" ] || [ $tries -ge 6 ]; do
+  tries=$((tries + 1))
+  printf 'no\\nno\\n' | within 60 $as nvpmodel -m "$old" >/dev/null 2>&1 9>&-
 done
-if [ -n "$kept" ]; then
-  within 60 $as jetson_clocks --restore "$kept/clocks" >/dev/null 2>&1 </dev/null
-  rm -rf "$kept"
-fi
-[ "$(id)" = "$old" ]
+[ "$1" != clocks ] || within 60 $as jetson_clocks --restore "$kept/clocks" >/dev/null 2>&1 </dev/null
+rm -rf "$kept"
 """
 
 
