@@ -142,9 +142,11 @@ def show_modes(done, as_json: bool) -> None:
     """Print an InModes: the report of each mode, or one JSON document of all."""
     import json
 
+    from edgeopt.digest import finite
+
     if as_json:
         reports = [found.report.model_dump(mode="json") for _, found in done.validated]
-        click.echo(json.dumps({"power_mode": done.before.name, "reports": reports}))
+        click.echo(json.dumps(finite({"power_mode": done.before.name, "reports": reports})))
         return
     for mode, found in done.validated:
         click.echo(f"power mode {mode.name}" + (", which the device had and has again" if mode == done.before else ""))

@@ -43,7 +43,8 @@ query; echo --; within 20 nvpmodel -p --verbose 2>&1 </dev/null; cat /etc/nvpmod
 exit 0
 """
 
-# $1 the id, $2 the guard's folder. Prints what nvpmodel says, '--', and the mode that it then has, once the clocks' limits stand still.
+# $1 the id, $2 the guard's folder. Prints what nvpmodel says, '--', and the mode that it then has, once the clocks'
+# limits stand still.
 SWITCH = f"""\
 {_COMMON}
 [ -z "$as" ] || $as -l nvpmodel >/dev/null 2>&1 || exit {NO_SUDO}

@@ -44,8 +44,9 @@ def in_power_modes(
     """Call `validate(select)` in each of the modes `names`; `select` holds in the mode that the device had before.
 
     With `jetson_clocks` the clocks are set to the fastest of each mode, stored before and restored after.
-    After `most_s` seconds the device puts the old mode back whatever it hears. Switching takes root, or `sudo` without a password. Raises UsageError for a mode that the device has not,
-    DeviceError where it has no modes, cannot switch, needs a reboot for one, or silently keeps the old one.
+    After `most_s` seconds the device puts the old mode back whatever it hears. Switching takes root, or `sudo` without
+    a password. Raises UsageError for a mode that the device has not, DeviceError where it has no modes, cannot
+    switch, needs a reboot for one, or silently keeps the old one.
     """
     wanted = _wanted(connection, names)
     with _guarded(connection, jetson_clocks, most_s) as (before, folder):
@@ -140,7 +141,8 @@ def _cannot_switch(connection: Connection, done: Result) -> EdgeoptError:
     if done.status == nvpmodel.NO_SUDO:
         return DeviceError(
             "power modes are root's to change, and sudo asks for a password", where=connection.label,
-            todo="log in as root, or allow it there in /etc/sudoers.d: USER ALL=(root) NOPASSWD: /usr/sbin/nvpmodel, /usr/bin/jetson_clocks",
+            todo="log in as root, or allow it there in /etc/sudoers.d:"
+            " USER ALL=(root) NOPASSWD: /usr/sbin/nvpmodel, /usr/bin/jetson_clocks",
         )  # fmt: skip
     return _unreadable(connection, f"cannot use nvpmodel: {done.complaint}")
 
