@@ -39,7 +39,7 @@ class Readings:
     clocks: dict[str, Series] = field(default_factory=dict)  # 'cpu', 'gpu', 'emc'
     clocks_max: dict[str, float] = field(default_factory=dict)
     gpu_load: Series = Series()
-    reasons: tuple[tuple[float, str], ...] = ()  # (moment, why a GPU's driver slowed it down)
+    reasons: tuple[tuple[float, str], ...] | None = None  # (moment, why a GPU's driver slowed it down), where it tells
     cooling: dict[str, Series] = field(default_factory=dict)  # state above 0: slowed down
     cooling_max: dict[str, float] = field(default_factory=dict)
     over_currents: dict[str, Series] = field(default_factory=dict)  # counters
@@ -67,7 +67,7 @@ def read(columns: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[Sequ
         clocks_max=_clocks_max(columns, smi),
         gpu_load=_highest(files, "gpu_load", 0.1) or _of(tegra, lambda t: t.gpu_percent)
         or _of(smi, lambda g: g.load_percent) or Series(),
-        reasons=tuple((at, reason) for at, gpu in smi for reason in gpu.throttling),
+        reasons=tuple((at, reason) for at, gpu in smi for reason in gpu.throttling) if smi else None,
         cooling=_by_name(files, "cooling"),
         cooling_max={c["name"]: c["max"] for c in columns if c["kind"] == "cooling" and c["max"]},
         over_currents=_by_name(files, "over_current"),

@@ -86,13 +86,13 @@ def _alarms(readings: Readings) -> Iterator[Event]:
 
 
 def _reasons(readings: Readings) -> Iterator[Event]:
-    for reason in dict.fromkeys(reason for _, reason in readings.reasons):
+    for reason in dict.fromkeys(reason for _, reason in readings.reasons or ()):
         yield Event(f"GPU: {reason}", "driver", tuple(at for at, said in readings.reasons if said == reason))
 
 
 def _gpu_clock(readings: Readings, spans: Sequence[Span]) -> Iterator[Event]:
     most, clock = readings.clocks_max.get("gpu"), readings.clocks.get("gpu")
-    if most is None or clock is None:
+    if most is None or clock is None or readings.reasons is not None:  # its driver knows better
         return
     low = []
     for since, until in spans:
