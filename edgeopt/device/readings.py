@@ -136,7 +136,7 @@ def _board_meter(files: Sequence[_Column], tegra: Sequence[tuple[float, tegrasta
         if column.kind == "rail_mw":
             for at, value in zip(column.series.at_s, column.series.values, strict=True):
                 rails.setdefault(at, {})[column.name] = value
-    for name in volts.keys() & amperes.keys():
+    for name in [name for name in volts if name in amperes]:
         current = dict(zip(amperes[name].at_s, amperes[name].values, strict=True))
         for at, value in zip(volts[name].at_s, volts[name].values, strict=True):
             if at in current:

@@ -20,6 +20,7 @@ far in 1/100 s, and its resident memory.
 """
 
 import os
+import re
 import resource
 import select
 import shutil
@@ -31,6 +32,8 @@ from . import machine, streams, sysfs
 
 DEFAULTS = {"interval_s": 0.1, "sudo": 0, "root": "/", "round_s": 1.0, "idle_s": 1.0}
 _POWER = ("rail_mv", "rail_mw", "energy_uj")
+# a rail of tegrastats, such as 'VDD_IN 4067/4067' or '5299mW/5299mW'; the second of nvidia-smi's fields
+_WATTS = {"tegrastats": re.compile(r"\s[0-9]+(mW)?/[0-9]+(mW)?(/|\s|$)"), "nvidia-smi": re.compile(r"^[0-9]+, *[0-9]")}
 _FIRST_LINE_S = 3.0  # how long a command may take for its first line before it counts as no source of power
 
 
@@ -67,10 +70,11 @@ class Sampler:
             self._idle = [since, time.perf_counter()]
 
     def has_power(self):
-        """Whether anything here says what the device draws; a command does by having printed a line."""
+        """Whether anything here says what the device draws; of a command by its first line."""
         if any(column["kind"] in _POWER for column in self._columns):
             return True
-        return any(self._lines.get(stream.name) for stream in self._streams)
+        first = [(name, lines[0][1]) for name, lines in list(self._lines.items()) if name in _WATTS]
+        return any(_WATTS[name].search(line) for name, line in first)
 
     def pids(self):
         """The commands' processes: their work is ours, and no other's."""
