@@ -43,13 +43,13 @@ query; echo --; within 20 nvpmodel -p --verbose 2>&1 </dev/null; cat /etc/nvpmod
 exit 0
 """
 
-# $1 the id, $2 the guard's folder. Prints what nvpmodel says, '--', and the mode that it then has, once the clocks'
-# limits stand still.
+# $1 the id, $2 the guard's folder, $3 seconds after which nvpmodel hangs. Prints what nvpmodel says, '--', and the mode
+# that it then has, once the clocks' limits stand still.
 SWITCH = f"""\
 {_COMMON}
 [ -z "$as" ] || $as -l nvpmodel >/dev/null 2>&1 || exit {NO_SUDO}
 exec 9>>"$2/switching" && flock 9 || exit 1
-printf 'no\\nno\\n' | within 60 $as nvpmodel -m "$1" 2>&1 9>&-
+printf 'no\\nno\\n' | within "$3" $as nvpmodel -m "$1" 2>&1 9>&-
 flock -u 9
 echo --
 before= tries=0
@@ -67,10 +67,10 @@ CLOCKS = f"""\
 within 60 $as jetson_clocks 2>&1 </dev/null
 """
 
-# $1 'clocks' where jetson_clocks is to be stored and restored, $2 seconds after which nobody can still be measuring,
-# as behind a link that is dead and does not say so. Prints the mode's id and a folder; then waits for the end of its
-# stdin, which comes with the end of whoever measures, however that ends, and puts back what was. A switch that is
-# under way is waited for, and what silently fails is tried again.
+# $1 'clocks' where jetson_clocks is to be stored and restored, $2 seconds after which nobody can still be measuring, as
+# behind a link that is dead and does not say so, $3 as above. Prints the mode's id and a folder; then waits for the end
+# of its stdin, which comes with the end of whoever measures, however that ends, and puts back what was. A switch that
+# is under way is waited for, and what silently fails is tried again.
 GUARD = f"""\
 {_COMMON}
 [ -z "$as" ] || $as -l nvpmodel >/dev/null 2>&1 || exit {NO_SUDO}
@@ -87,7 +87,7 @@ exec 9>>"$kept/switching" && flock 9
 tries=0
 until [ "$(mode)" = "$old" ] || [ $tries -ge 6 ]; do
   tries=$((tries + 1))
-  printf 'no\\nno\\n' | within 60 $as nvpmodel -m "$old" >/dev/null 2>&1 9>&-
+  printf 'no\\nno\\n' | within "$3" $as nvpmodel -m "$old" >/dev/null 2>&1 9>&-
 done
 [ "$1" != clocks ] || within 60 $as jetson_clocks --restore "$kept/clocks" >/dev/null 2>&1 </dev/null
 rm -rf "$kept"

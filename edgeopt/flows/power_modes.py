@@ -40,19 +40,20 @@ def in_power_modes(
     *,
     jetson_clocks: bool = False,
     most_s: float = 24 * 3600,
+    patience_s: float = 60,
 ) -> InModes:
     """Call `validate(select)` in each of the modes `names`; `select` holds in the mode that the device had before.
 
     With `jetson_clocks` the clocks are set to the fastest of each mode, stored before and restored after.
-    After `most_s` seconds the device puts the old mode back whatever it hears. Switching takes root, or `sudo` without
-    a password. Raises UsageError for a mode that the device has not, DeviceError where it has no modes, cannot
-    switch, needs a reboot for one, or silently keeps the old one.
+    nvpmodel is ended after `patience_s`. After `most_s` the device puts the old mode back whatever it hears. Switching
+    takes root, or `sudo` without a password. Raises UsageError for a mode that the device has not, DeviceError where
+    it has no modes, cannot switch, needs a reboot for one, or silently keeps the old one.
     """
     wanted = _wanted(connection, names)
-    with _guarded(connection, jetson_clocks, most_s) as (before, folder):
+    with _guarded(connection, jetson_clocks, most_s, patience_s) as (before, folder):
         found = []
         for mode in wanted:
-            _switch(connection, mode, folder)
+            _switch(connection, mode, folder, patience_s)
             if jetson_clocks:
                 _fastest_clocks(connection)
             log.info("%s: power mode %s", connection.label, mode.name)
@@ -77,11 +78,13 @@ def _wanted(connection: Connection, names: Sequence[str]) -> list[PowerMode]:
 
 
 @contextlib.contextmanager
-def _guarded(connection: Connection, jetson_clocks: bool, most_s: float) -> Iterator[tuple[PowerMode, str]]:
+def _guarded(
+    connection: Connection, jetson_clocks: bool, most_s: float, patience_s: float
+) -> Iterator[tuple[PowerMode, str]]:
     """(The mode that the device has, and has again after the block whatever happens in it; the guard's folder)."""
     with contextlib.ExitStack() as stack:
         try:
-            argv = script(nvpmodel.GUARD, "clocks" if jetson_clocks else "", f"{most_s:.0f}")
+            argv = script(nvpmodel.GUARD, "clocks" if jetson_clocks else "", f"{most_s:.0f}", f"{patience_s:.0f}")
             held = stack.enter_context(connection.hold(argv, timeout_s=_RESTORE_S))
         except CommandEnded as ended:
             raise _cannot_switch(connection, ended.result) from None
@@ -99,9 +102,10 @@ def _guarded(connection: Connection, jetson_clocks: bool, most_s: float) -> Iter
     log.info("%s: power mode %s again", connection.label, before.name)
 
 
-def _switch(connection: Connection, mode: PowerMode, folder: str) -> None:
+def _switch(connection: Connection, mode: PowerMode, folder: str, patience_s: float) -> None:
     """Have the device in `mode`, or raise: what nvpmodel says counts less than what it then answers."""
-    done = connection.run(script(nvpmodel.SWITCH, str(mode.id), folder), check=False, timeout_s=180)
+    argv = script(nvpmodel.SWITCH, str(mode.id), folder, f"{patience_s:.0f}")
+    done = connection.run(argv, check=False, timeout_s=patience_s + 120)
     if done.status != 0:
         raise _cannot_switch(connection, done)
     said, _, answer = done.text.partition("--\n")
