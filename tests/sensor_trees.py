@@ -28,7 +28,7 @@ ORIN_NX = {  # JetPack 5 and 6
     "sys/class/devfreq/17000000.ga10b/cur_freq": "611000000",
     "sys/class/devfreq/17000000.ga10b/max_freq": "918000000",
     "sys/class/devfreq/15340000.vic/cur_freq": "729600000",
-    "sys/devices/gpu.0/load": "870",
+    "sys/devices/gpu.0/load": "320",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1984000",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "1984000",
 }  # fmt: skip

@@ -13,11 +13,11 @@ from edgeopt.spec.report import CandidateResult, Conditions, Figure, Report
 _COLUMNS: tuple[tuple[str, Callable[[CandidateResult], float | Figure | None], int], ...] = (
     ("max ms", lambda c: c.max_ms, 3),
     ("fps", lambda c: c.fps, 1),
-    ("cold start ms", lambda c: c.cold_start_ms, 0),
+    ("cold ms", lambda c: c.cold_start_ms, 0),
     ("GPU MiB", lambda c: c.peak_gpu_mb, 0),
     ("mean W", lambda c: c.power_w, 2),
     ("peak W", lambda c: c.peak_power_w, 2),
-    ("mJ a call", lambda c: c.energy_mj, 3),
+    ("mJ/call", lambda c: c.energy_mj, 3),
     ("above idle", lambda c: c.energy_above_idle_mj, 3),
     ("°C", lambda c: c.temperature_c, 0),
     ("drift %", lambda c: c.drift_percent, 1),
@@ -33,7 +33,7 @@ def table(report: Report) -> Table | None:
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     drawn.add_column("candidate")
     for title, _, _ in columns:
-        drawn.add_column(title, justify="right")
+        drawn.add_column(title, justify="right", no_wrap=True)
     for c in ran:
         drawn.add_row(
             c.name, *(_shown(value(c), digits) for _, value, digits in columns),
@@ -80,5 +80,6 @@ def _shown(value: float | Figure | None, digits: int) -> str:
     if value is None:
         return "-"
     if isinstance(value, Figure):
-        return f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+        half = max(value.high - value.value, value.value - value.low)
+        return f"{value.value:.{digits}f} ±{half:.{digits}f}"  # the wider side of the 95 % interval
     return f"{value:.{digits}f}"

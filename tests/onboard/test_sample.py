@@ -56,7 +56,7 @@ def test_a_board_of_jetpack_5(tmp_path):
     }  # fmt: skip
     reader = sysfs.Reader(columns)
     try:
-        assert reader.line().startswith("5000 1200 0 5000 300 5000 200 47937 -256000 0 7 2 611000000 870")
+        assert reader.line().startswith("5000 1200 0 5000 300 5000 200 47937 -256000 0 7 2 611000000 320")
         (tmp_path / RAIL / "curr1_input").write_text("1300\n")
         (tmp_path / RAIL / "curr2_input").write_text("")
         assert reader.line().startswith("5000 1300 0 5000 - 5000 200")  # read anew, and one that gives nothing
