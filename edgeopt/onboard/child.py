@@ -124,7 +124,8 @@ class _Session:
         """Warm up, then time: at most max_s / rounds seconds, and at least one call; go on until `least_s`."""
         measure = self._request["measure"]
         if self._has_clock():
-            return {"calls_s": self._programs[0].timed_calls(self._timing_arrays(), measure["calls"]), "window": None}
+            calls_s = self._programs[0].timed_calls(self._timing_arrays(), measure["calls"], least_s)
+            return {"calls_s": calls_s, "window": self._programs[0].window}
         limit_s = float(measure["max_s"]) / measure["rounds"]
         for call in self._calls():
             timing.timed_calls(call, max(1, measure["warmup"]), limit_s / 4)

@@ -14,10 +14,15 @@ import pytest
 
 from edgeopt.device.runner import Sensors
 from edgeopt.errors import DeviceError
-from edgeopt.flows.validate import How, latest_report, validate_here
+from edgeopt.flows.place import locked
+from edgeopt.flows.prepare import prepare_at
+from edgeopt.flows.push import push_to
+from edgeopt.flows.validate import How, latest_report, validate_at, validate_here
+from edgeopt.ports.connect import connect
 from edgeopt.report.text import plain
 from edgeopt.runtime.zipapp import write_zipapp
 from tests.sensor_trees import ORIN_NX, command, plant
+from tests.tensorrt_device import install, with_engines
 from tests.tiny import tiny_artifact
 
 NO_METRIC = {"torchscript": False, "metrics": {}, "cases": (), "cases_complete": False}
@@ -105,6 +110,20 @@ def test_a_soak_has_a_series_and_a_drift_and_its_rounds_are_seen_live(tmp_path, 
     assert all(row.power_w == pytest.approx(6) and row.ms["onnxruntime-fp32"] > 0 for row in report.series)
     assert report.candidates[0].drift_percent.rounds == len(report.series)
     assert "drift %" in plain(report)
+
+
+def test_an_engine_has_power_while_trtexec_calls_it(tmp_path, board, monkeypatch):
+    monkeypatch.setenv("PATH", f"{install(tmp_path / 'jetson')}:{os.environ['PATH']}")
+    artifact = with_engines(tmp_path / "a")
+    how = quick(board, sensors=Sensors(interval_s=0.02, root=str(board), round_s=1.0, idle_s=0.1))
+    with connect(None) as connection, locked(connection, str(tmp_path / "root"), artifact.manifest.name) as place:
+        push_to(place, artifact)
+        prepare_at(place, artifact, python=sys.executable)
+        (result,) = validate_at(place, artifact, how).report.candidates
+    assert result.failure is None and result.calls == 10
+    assert result.power_w.value == pytest.approx(6) and result.power_w.rounds == 2
+    # a second holds far more calls than the five that are timed: the energy is of those that ran
+    assert 0 < result.energy_mj.value < 6000 / 5
 
 
 def older_runner(folder) -> bytes:
