@@ -29,7 +29,8 @@ class _Duration(click.ParamType):
         return seconds
 
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_HOUR_S, _DAY_S = 3600, 86400
+_UNITS = {"s": 1, "m": 60, "h": _HOUR_S, "d": _DAY_S}
 _LONG_S = 600
 DURATION = _Duration()
 
@@ -84,6 +85,7 @@ def validate(
     from edgeopt.flows.place import locked
     from edgeopt.flows.power_modes import in_power_modes
     from edgeopt.flows.validate import How, validate_at, validate_here
+    from edgeopt.progress import SILENT
     from edgeopt.runtime.artifact import Artifact
 
     if jetson_clocks and not power_modes:
@@ -94,6 +96,8 @@ def validate(
         project=project, python=python or ("python3" if host else sys.executable), rounds=rounds, calls=calls,
         threads=threads, sensors=sensors, duration_s=duration,
     )  # fmt: skip
+    bars = SILENT if watch else progress  # a terminal holds one of them
+    most_s = max(_DAY_S, 2 * len((power_modes or "").split(",")) * (_HOUR_S + (duration or 0)))
     with contextlib.ExitStack() as stack:
         connection, place = None, None
         if host is not None or root is not None or power_modes:
@@ -106,12 +110,12 @@ def validate(
             with watching() if watch else contextlib.nullcontext() as seen:
                 watched = replace(how, watch=seen)
                 if place is None:
-                    return validate_here(opened, watched, progress=progress, select=select)
-                return validate_at(place, opened, watched, progress=progress, select=select)
+                    return validate_here(opened, watched, progress=bars, select=select)
+                return validate_at(place, opened, watched, progress=bars, select=select)
 
         if power_modes:
             names = [name.strip() for name in power_modes.split(",") if name.strip()]
-            done = in_power_modes(connection, names, once, jetson_clocks=jetson_clocks)
+            done = in_power_modes(connection, names, once, jetson_clocks=jetson_clocks, most_s=most_s)
         else:
             done = once()
     if power_modes:

@@ -29,6 +29,7 @@ from edgeopt.spec.manifest import Candidate, TensorRef, TensorSpec
 from edgeopt.spec.values import Value, validate
 
 PROTOCOL = 1
+_READ_S = 10
 LOCK_WAIT_S = (1, 900)  # for another measurement: until it is said, and then until it is given up
 
 Watch = Callable[[dict[str, Any]], None]
@@ -188,15 +189,16 @@ def measure(
         runner = runner or _put_runner(connection, scratch)
         argv = [python, runner, "run", f"{scratch}/request.json", f"{scratch}/response.json"]
         waits = list(LOCK_WAIT_S)
+        soaks = bool(request.timing and request.timing.duration_s)  # hours that nobody waits for any more must end
         while waits:
-            encoded = _encode(request, f"{scratch}/out", waits[0], watched=watch is not None)
+            encoded = _encode(request, f"{scratch}/out", waits[0], watched=watch is not None or soaks)
             _put_json(connection, f"{scratch}/request.json", encoded)
-            with progress.bar(f"measuring on {connection.label}", None), _lines_to(watch) as sink:
+            with progress.bar(f"measuring on {connection.label}", None), _lines_to(watch, soaks) as sink:
                 # the runner ends by itself at total_s; the minute is for starting it and writing the response
                 done = connection.run(argv, stdout=sink, timeout_s=request.total_s + waits[0] + 60, check=False)
             _check_status(done, connection, python)
             answer = _fetch_answer(connection, scratch, into)
-            if _is_older(answer) and (request.sensors or watch) and not request.timing.duration_s:
+            if _is_older(answer) and (request.sensors or watch) and not soaks:
                 log.info("%s: the artifact's runner is an older one and samples no sensors", connection.label)
                 request, watch = dataclasses.replace(request, sensors=None), None
                 continue
@@ -217,9 +219,9 @@ def _is_older(answer: _Answer) -> bool:
 
 
 @contextlib.contextmanager
-def _lines_to(watch: Watch | None) -> Iterator[BinaryIO | None]:
+def _lines_to(watch: Watch | None, soaks: bool) -> Iterator[BinaryIO | None]:
     """A file whose lines `watch` gets, read by a thread: a command's output goes there while it runs."""
-    if watch is None:
+    if watch is None and not soaks:
         yield None
         return
     reading, writing = os.pipe()
@@ -228,7 +230,9 @@ def _lines_to(watch: Watch | None) -> Iterator[BinaryIO | None]:
         with open(reading, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 with contextlib.suppress(ValueError):  # what a runtime printed there is nothing to us
-                    watch(json.loads(line))
+                    said = json.loads(line)
+                    if watch is not None:
+                        watch(said)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -236,7 +240,7 @@ def _lines_to(watch: Watch | None) -> Iterator[BinaryIO | None]:
         with open(writing, "wb", buffering=0) as sink:
             yield sink
     finally:
-        thread.join()
+        thread.join(timeout=_READ_S)  # a process of a runtime's own may hold the other end open
 
 
 def _encode(request: Request, out: str, lock_wait_s: float, *, watched: bool = False) -> dict[str, Any]:

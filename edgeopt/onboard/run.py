@@ -17,7 +17,8 @@ REQUEST: {"protocol": 1,
     "lock": null or a file, "lock_wait_s",                                   see lock
     "duration_s": null or how long to go on measuring},                      a soak; these all may be left out
   "sensors": null or {...},                                sampled while candidates are measured, see sample
-  "progress": null or "stdout",                            a JSON line there after each round, see turns.teller
+  "progress": null or "stdout",                            a JSON line there after each round, see turns.teller;
+                                                           the measurement ends with whoever reads them
   "threads": null or int,                                  "memory_bytes": null or what a candidate may hold,
   "timeout_s": the longest silence of a candidate,         "total_s": null or seconds for everything}
 

@@ -5,11 +5,13 @@ none may be repeated any more the least doubtful count. A soak (`duration_s`) go
 round counts: what a device does when it is hot is what is asked for.
 """
 
+import io
 import json
 import sys
 import time
 
 from . import machine
+from .failures import Failure
 from .timing import median
 
 # A runtime's threads spin for up to 50 ms after a call (onnxruntime: 2^20 pauses), in the next one's time.
@@ -73,7 +75,7 @@ def noise(spans):
 
 
 def teller(results, asked, sampler):
-    """What writes a JSON line to stdout after each round, for whoever watches; one who left is not missed."""
+    """What writes a JSON line to stdout after each round. Where nobody takes it any more the measurement ends."""
     started = time.perf_counter()
 
     def tell(span, number):
@@ -89,7 +91,8 @@ def teller(results, asked, sampler):
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
         except (OSError, ValueError):
-            pass
+            sys.stdout = io.StringIO()  # what it still holds could not be written at the exit either
+            raise Failure("abort", "whoever asked for the measurement has left") from None
 
     return tell
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,7 @@ from edgeopt.flows.validate import How, latest_report, validate_at, validate_her
 from edgeopt.ports.connect import connect
 from edgeopt.report.text import plain
 from edgeopt.runtime.zipapp import write_zipapp
+from tests.conftest import wait_until
 from tests.sensor_trees import ORIN_NX, command, plant
 from tests.tensorrt_device import install, with_engines
 from tests.tiny import tiny_artifact
@@ -145,7 +149,7 @@ def test_an_artifact_whose_runner_is_older_is_measured_without_sensors(tmp_path,
     seen = []
     done = validate_here(artifact, quick(board, watch=seen.append))
     assert done.report.candidates[0].p50_ms > 0 and done.report.conditions is None and seen == []
-    with pytest.raises(DeviceError, match="unknown key 'sensors'"):  # a soak would end after its first rounds
+    with pytest.raises(DeviceError, match="unknown key 'progress'"):  # a soak would end after its first rounds
         validate_here(artifact, quick(board, duration_s=2))
 
 
@@ -197,6 +201,30 @@ def test_the_command_measures_power_modes_and_the_choice_is_that_of_the_mode_tha
 def test_options_that_make_no_sense_are_refused(argv, said):
     done = edgeopt("validate", "gone.edgeopt", *argv)
     assert done.returncode == 2 and said in done.stderr
+
+
+def runners_of(folder) -> list[str]:
+    """The processes whose command names `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) in (process / "cmdline").read_bytes():
+                found.append(process.name)
+    return found
+
+
+def test_a_soak_ends_on_the_device_when_its_operator_is_killed(tmp_path, sshd, ssh_config):
+    artifact, root = tiny_artifact(tmp_path / "a", **NO_METRIC), tmp_path / "device's root"
+    options = ["--ssh-config", ssh_config(sshd), "--root", root, "--python", sys.executable, "--no-sensors"]
+    argv = ["validate", artifact.folder, "device", "--duration", "1h", "--watch", "--calls", "2", *options]
+    command = [sys.executable, "-m", "edgeopt", *map(str, argv)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as operator:
+        try:
+            assert any(line.startswith("round 1, ") for line in operator.stderr)
+            assert runners_of(root / "tiny")
+        finally:
+            operator.send_signal(signal.SIGKILL)
+    assert wait_until(lambda: not runners_of(root / "tiny"))
 
 
 def test_a_soak_by_the_command(tmp_path):
