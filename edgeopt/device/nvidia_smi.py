@@ -32,7 +32,7 @@ class Line:
     max_mhz: float | None = None
     memory_mb: float | None = None
     load_percent: float | None = None
-    throttling: tuple[str, ...] = ()  # why its clock is lower than asked for, strongest first
+    throttling: tuple[str, ...] | None = None  # why its clock is lower than asked for, strongest first; None: unknown
 
 
 def parse(text: str) -> Line | None:
@@ -41,5 +41,7 @@ def parse(text: str) -> Line | None:
     if len(words) != 8 or not re.fullmatch("[0-9]{1,4}", words[0]):
         return None
     numbers = [float(word) if _NUMBER.fullmatch(word) else None for word in words[1:7]]
-    mask = int(words[7], 16) if _MASK.fullmatch(words[7]) else 0
+    if not _MASK.fullmatch(words[7]):
+        return Line(int(words[0]), *numbers)
+    mask = int(words[7], 16)
     return Line(int(words[0]), *numbers, tuple(reason for bit, reason in REASONS if mask & bit))

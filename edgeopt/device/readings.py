@@ -67,7 +67,7 @@ def read(columns: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[Sequ
         clocks_max=_clocks_max(columns, smi),
         gpu_load=_highest(files, "gpu_load", 0.1) or _of(tegra, lambda t: t.gpu_percent)
         or _of(smi, lambda g: g.load_percent) or Series(),
-        reasons=tuple((at, reason) for at, gpu in smi for reason in gpu.throttling) if smi else None,
+        reasons=_reasons(smi),
         cooling=_by_name(files, "cooling"),
         cooling_max={c["name"]: c["max"] for c in columns if c["kind"] == "cooling" and c["max"]},
         over_currents=_by_name(files, "over_current"),
@@ -195,6 +195,12 @@ def _clocks_max(columns: Sequence[Mapping[str, Any]], smi: Sequence[tuple[float,
         clocks = [line.max_mhz for _, line in smi if line.max_mhz]
         found |= {"gpu": max(clocks)} if clocks else {}
     return found
+
+
+def _reasons(smi: Sequence[tuple[float, nvidia_smi.Line]]) -> tuple[tuple[float, str], ...] | None:
+    """None where no driver tells, as that of a Jetson, whose nvidia-smi knows little."""
+    told = [(at, line.throttling) for at, line in smi if line.throttling is not None]
+    return tuple((at, reason) for at, reasons in told for reason in reasons) if told else None
 
 
 def _processes(lines: Sequence[Sequence[Any]]) -> tuple[dict[str, Series], dict[str, Series]]:

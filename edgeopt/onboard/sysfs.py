@@ -22,6 +22,7 @@ _VALUE_BYTES = 64
 _GPU = re.compile(r"gpu|gpc|gp10b|gv11b|ga10b|gb10b")
 _SLOWS = re.compile(
     r"-throttle-alert$|^hot-surface-alert$|^(thermal-)?(cpufreq|devfreq)|-balanced$|heavy|^Processor$|^intel_powerclamp$"
+    r"|^[0-9a-f]+\.(gpu|g[a-z][0-9]+b)$"  # devfreq's own device, on some kernels under its address
 )
 _LOADS = ("sys/devices/gpu.0/load", "sys/devices/platform/gpu.0/load", "sys/devices/platform/*/*.gpu/load")
 
@@ -138,7 +139,7 @@ def _over_currents(root):
 def _gpu(root):
     for path in _glob(root, "sys/class/devfreq/*/cur_freq"):
         folder = os.path.dirname(path)
-        if _GPU.search(os.path.basename(folder)):
+        if _GPU.search(os.path.basename(folder)) and "nvd" not in folder:  # on Thor the video engines' clock
             yield "gpu_hz", os.path.basename(folder), path, _number(_read(os.path.join(folder, "max_freq")))
     for pattern in _LOADS:
         for path in _glob(root, pattern):

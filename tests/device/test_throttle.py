@@ -59,6 +59,12 @@ def gpu(load: int, mhz: int, rows: int = 6):
     return columns, [f"{mhz}000000 {load}"] * rows
 
 
+def test_a_jetsons_nvidia_smi_that_knows_nothing_hides_no_evidence():
+    lines = {"nvidia-smi": [[1.0, "0, [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]"]]}
+    columns, rows = gpu(950, 611)
+    assert [source for source, *_ in causes(columns, rows, lines=lines)] == ["gpu clock"]
+
+
 def test_a_clock_below_its_largest_counts_only_while_its_processor_is_busy():
     ((source, cause, at_s),) = causes(*gpu(950, 611))
     assert (source, cause, at_s) == ("gpu clock", "GPU clock 611 of 918 MHz while it was busy", (2.5,))
@@ -85,6 +91,7 @@ def test_the_reasons_of_a_gpus_driver():
 def test_nvidia_smi_of_a_gpu_that_tells_little_and_what_is_no_line_of_it():
     found = nvidia_smi.parse("1, [N/A], 35, [Not Supported], [N/A], 300, [N/A], [N/A]")
     assert (found.gpu, found.watts, found.temperature_c, found.memory_mb) == (1, None, 35, 300)
+    assert found.throttling is None
     for text in ("", "No devices were found", 'Field "x" is not a valid field to query.', "a,b,c,d,e,f,g,h"):
         assert nvidia_smi.parse(text) is None
 

@@ -76,6 +76,22 @@ def test_a_board_of_jetpack_4_a_desktop_and_a_machine_without_sensors(tmp_path):
     assert sysfs.find(str(tmp_path / "none")) == ([], {})
 
 
+THOR = {  # as jetson_stats records it; and the name of a GPU's cooling device on Orin's kernel 5.15
+    "sys/class/devfreq/gpu-gpc-0/cur_freq": "1000000000",
+    "sys/class/devfreq/gpu-nvd-0/cur_freq": "1692000000",
+    "sys/class/devfreq/bwmgr/cur_freq": "1",
+    "sys/class/thermal/cooling_device0/type": "17000000.gpu",
+    "sys/class/thermal/cooling_device0/cur_state": "0",
+    "sys/class/thermal/cooling_device1/type": "iwlwifi_1",
+    "sys/class/thermal/cooling_device1/cur_state": "2",
+}
+
+
+def test_the_gpus_own_clock_and_what_cools_it(tmp_path):
+    found = kinds(sysfs.find(str(plant(tmp_path, THOR)))[0])
+    assert found == [("cooling", "17000000.gpu"), ("gpu_hz", "gpu-gpc-0")]
+
+
 def test_a_file_that_cannot_be_opened_or_read_is_said_and_no_column(tmp_path):
     root = plant(tmp_path, DESKTOP)
     path = root / "sys/class/powercap/intel-rapl:0/energy_uj"
