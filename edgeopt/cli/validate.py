@@ -156,7 +156,25 @@ def show_modes(done, as_json: bool) -> None:
         click.echo(f"power mode {mode.name}" + (", which the device had and has again" if mode == done.before else ""))
         show_report(found.report, as_json=False)
         click.echo(f"report   {found.path}\n")
+    for line in _mode_lines(done):
+        click.echo(line)
     click.echo(f"power mode {done.before.name} again")
+
+
+def _mode_lines(done) -> list[str]:
+    """A line a mode: what runs there, how fast, and for how much power and energy."""
+    rows = []
+    for mode, found in done.validated:
+        best = next((c for c in found.report.candidates if c.name == found.report.chosen), None)
+        if best is None or best.ms is None:
+            rows.append((mode.name, "no candidate passes" if best is None else f"{best.name}: not timed"))
+            continue
+        parts = [best.name, f"{best.ms:.3f} ms"]
+        parts += [f"{best.power_w.value:.2f} W"] if best.power_w else []
+        parts += [f"{best.energy_mj.value:.3f} mJ a call"] if best.energy_mj else []
+        rows.append((mode.name, "  ".join(parts)))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:{width}}  {words}" for name, words in rows]
 
 
 def show_report(found, as_json: bool) -> None:

@@ -34,6 +34,7 @@ DEFAULTS = {"interval_s": 0.1, "sudo": 0, "root": "/", "round_s": 1.0, "idle_s":
 _POWER = ("rail_mv", "rail_mw", "energy_uj")
 # a rail of tegrastats, such as 'VDD_IN 4067/4067' or '5299mW/5299mW'; the second of nvidia-smi's fields
 _WATTS = {"tegrastats": re.compile(r"\s[0-9]+(mW)?/[0-9]+(mW)?(/|\s|$)"), "nvidia-smi": re.compile(r"^[0-9]+, *[0-9]")}
+_FIGURES = {"tegrastats": re.compile(r"\bRAM [0-9]"), "nvidia-smi": re.compile(r"^[0-9]+,")}
 _FIRST_LINE_S = 3.0  # how long a command may take for its first line before it counts as no source of power
 
 
@@ -113,8 +114,10 @@ class Sampler:
         for stream in self._streams:
             stream.close()
             status, message = stream.status, stream.message
-            if status == "ok" and not self._lines.get(stream.name):
-                status, message = "failed", "%s printed nothing" % stream.name
+            lines = self._lines.get(stream.name, [])
+            if status == "ok" and not any(_FIGURES[stream.name].search(line) for _, line in lines):
+                said = "no figures: " + lines[-1][1][:200] if lines else "nothing"
+                status, message = "failed", "%s printed %s" % (stream.name, said)
             self._sources.append({"name": stream.name, "status": status, "message": message})
         if self._reader is not None:
             self._reader.close()

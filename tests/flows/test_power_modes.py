@@ -217,7 +217,7 @@ def test_the_device_puts_it_back_when_the_operator_is_killed(board, does):
 
 @over_ssh
 def test_behind_a_dead_link_the_device_puts_it_back_after_the_longest_time(board):
-    visit(board, ["15W"], then=lambda: wait_until(lambda: board.read("mode") == "0") or pytest.fail("kept"), most_s=4)
+    visit(board, ["15W"], then=lambda: wait_until(lambda: board.read("mode") == "0") or pytest.fail("kept"), most_s=6)
 
 
 @over_ssh

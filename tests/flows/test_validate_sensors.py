@@ -42,7 +42,7 @@ def board(tmp_path, monkeypatch):
 
 
 def quick(root, **changes) -> How:
-    sensors = Sensors(interval_s=0.02, root=str(root), round_s=0.15, idle_s=0.2)
+    sensors = Sensors(interval_s=0.02, root=str(root), round_s=0.4, idle_s=0.3)
     return How(python=sys.executable, **{"rounds": 2, "calls": 5, "sensors": sensors, **changes})
 
 
@@ -106,12 +106,14 @@ def test_a_soak_has_a_series_and_a_drift_and_its_rounds_are_seen_live(tmp_path, 
 
     sensors = Sensors(interval_s=0.02, root=str(board), round_s=0.05, idle_s=0.1)
     artifact = tiny_artifact(tmp_path / "a", **NO_METRIC)
-    done = validate_here(artifact, quick(board, duration_s=1.5, sensors=sensors, watch=watch))
+    done = validate_here(artifact, quick(board, duration_s=3, sensors=sensors, watch=watch))
     report = done.report
     assert len(report.series) == len(seen) >= 8
     assert [said["round"] for said in seen] == list(range(1, len(seen) + 1))
     assert threading.main_thread() not in thread
-    assert all(row.power_w == pytest.approx(6) and row.ms["onnxruntime-fp32"] > 0 for row in report.series)
+    known = [row.power_w for row in report.series if row.power_w is not None]  # short rounds may hold no sample
+    assert known and all(watts == pytest.approx(6) for watts in known)
+    assert all(row.ms["onnxruntime-fp32"] > 0 for row in report.series)
     assert report.candidates[0].drift_percent.rounds == len(report.series)
     assert "drift %" in plain(report)
 
@@ -175,6 +177,7 @@ def test_the_command_measures_power_modes_and_the_choice_is_that_of_the_mode_tha
     away = edgeopt(*argv, "--power-modes", "MAXN")
     assert away.returncode == 0, away.stderr
     assert "power mode MAXN\nPASS  tiny" in away.stdout and away.stdout.endswith("power mode 15W again\n")
+    assert away.stdout.splitlines()[-2].startswith("MAXN  onnxruntime-fp32  ")
     assert "round 1 of 1:  onnxruntime-fp32" in away.stderr
     assert artifact.selection() is None  # the device does not stay in that mode
 

@@ -33,6 +33,7 @@ def artifact(tmp_path_factory):
 def bin_only(tmp_path, monkeypatch):
     """A folder of commands that is first on the PATH, and hides this machine's own sensors."""
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr("edgeopt.onboard.sample._FIRST_LINE_S", 60)  # however slow this machine is now
     command(tmp_path / "bin", "nvidia-smi", "exit 9\n")
     return tmp_path / "bin"
 
@@ -130,7 +131,7 @@ def test_samples_fall_into_the_calls_of_their_candidate(artifact, tmp_path, bin_
     command(bin_only, "tegrastats", TEGRASTATS)
     command(bin_only, "nvpmodel", "echo 'NV Power Mode: MAXN'; echo 0\n")
     root = str(plant(tmp_path / "root", ORIN_NX))
-    request = request_of(artifact, tmp_path / "out", measure=MEASURE, sensors=dict(QUICK, root=root))
+    request = request_of(artifact, tmp_path / "out", measure=MEASURE, sensors=dict(QUICK, root=root, round_s=0.5))
     response = ask(artifact, request, tmp_path)
 
     sensors, result = response["sensors"], response["candidates"]["onnxruntime-fp32"]
@@ -139,8 +140,8 @@ def test_samples_fall_into_the_calls_of_their_candidate(artifact, tmp_path, bin_
     }  # fmt: skip
     assert len(result["windows"]) == len(result["rounds_s"]) == 3
     for (since, until, calls), calls_s in zip(result["windows"], result["rounds_s"], strict=True):
-        assert until - since >= 0.1 and calls >= len(calls_s) == 20 and sum(calls_s) <= until - since
-        assert sum(since <= at <= until for at, _ in sensors["lines"]["sysfs"]) >= 2
+        assert until - since >= 0.5 and calls >= len(calls_s) == 20 and sum(calls_s) <= until - since
+        assert sum(since <= at <= until for at, _ in sensors["lines"]["sysfs"]) >= 1
     spans = [(r["started_s"], r["ended_s"]) for r in sensors["rounds"] if r["counts"]]
     for (since, until, _), (started, ended) in zip(result["windows"], spans, strict=True):
         assert started <= since < until <= ended
@@ -172,7 +173,8 @@ def test_a_request_without_sensors_has_the_answer_that_it_always_had(artifact, t
 
 
 FAILING = {
-    "needs root": ("echo 'tegrastats: must be run as root'; exit 1\n", "ended with status 1: tegrastats: must be run"),
+    "needs root": ("echo 'tegrastats: must be run as root'; exit 1\n", ": tegrastats: must be run as root"),
+    "needs root, and stays": ("echo 'permission denied'; exec sleep 600\n", "printed no figures: permission denied"),
     "no newline": ("printf 'no such option --interval' >&2; exit 2\n", "ended with status 2: no such option"),
     "silent": ("exec sleep 600\n", "tegrastats printed nothing"),
     "ignores its end": ("trap '' TERM HUP INT\nwhile :; do sleep 0.1; done\n", "tegrastats printed nothing"),
@@ -182,7 +184,8 @@ FAILING = {
 
 @pytest.mark.parametrize("text, message", FAILING.values(), ids=FAILING)
 def test_a_tegrastats_that_fails_is_said_and_nothing_hangs(text, message, tmp_path, bin_only, monkeypatch):
-    monkeypatch.setattr("edgeopt.onboard.sample._FIRST_LINE_S", 0.3)
+    if "while" in text or text.startswith("exec sleep"):
+        monkeypatch.setattr("edgeopt.onboard.sample._FIRST_LINE_S", 0.3)
     command(bin_only, "tegrastats", text)
     sampler = Sampler(dict(QUICK, root=str(tmp_path / "none")))
     sampler.start()
@@ -235,11 +238,10 @@ def test_tegrastats_ends_with_a_runner_that_is_killed(artifact, tmp_path, bin_on
 def test_a_round_in_which_the_device_throttled_is_measured_again(artifact, tmp_path, bin_only):
     root = plant(tmp_path / "root", ORIN_NX)
     state = root / "sys/class/thermal/cooling_device2/cur_state"
-    # the candidate's own first calls are hot: an op library would not run in onnxruntime, so the test plays the heat
     state.write_text("1\n")
     request = request_of(
-        artifact, tmp_path / "out", progress="stdout", sensors=dict(QUICK, root=str(root)),
-        measure={**MEASURE, "repeats": 2, "lock": str(tmp_path / "lock")},
+        artifact, tmp_path / "out", progress="stdout", sensors=dict(QUICK, root=str(root), round_s=0.3),
+        measure={**MEASURE, "repeats": 20, "lock": str(tmp_path / "lock")},
     )  # fmt: skip
     (tmp_path / "out").mkdir()
     (tmp_path / "request.json").write_text(json.dumps(request))
@@ -257,14 +259,14 @@ def test_a_round_in_which_the_device_throttled_is_measured_again(artifact, tmp_p
 
 
 def test_a_soak_goes_on_for_its_time_and_every_round_counts(artifact, tmp_path, bin_only):
-    measure = {**MEASURE, "rounds": 1, "calls": 2, "duration_s": 0.5}
+    measure = {**MEASURE, "rounds": 1, "calls": 2, "duration_s": 1}
     request = request_of(artifact, tmp_path / "out", measure=measure, sensors=dict(QUICK, root=str(tmp_path / "none")))
     started = time.perf_counter()
     response = ask(artifact, request, tmp_path)
-    assert time.perf_counter() - started >= 0.5
+    assert time.perf_counter() - started >= 1
     rounds = response["sensors"]["rounds"]
-    assert len(rounds) > 3 and all(r["counts"] for r in rounds)
-    assert rounds[-1]["ended_s"] - rounds[0]["started_s"] >= 0.5
+    assert len(rounds) >= 2 and all(r["counts"] for r in rounds)  # one was asked for
+    assert rounds[-1]["ended_s"] - rounds[0]["started_s"] >= 1
     assert len(response["candidates"]["onnxruntime-fp32"]["rounds_s"]) == len(rounds)
 
 
