@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from edgeopt.report import sensors
 from edgeopt.spec.report import CandidateResult, Report
 
 _STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}
@@ -35,6 +36,10 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text(f"runs {report.chosen}: {report.reason}" if report.chosen else report.reason)
     yield Text()
     yield _table(report)
+    if (measured := sensors.table(report)) is not None:
+        yield Text()
+        yield measured
+    yield from sensors.lines(report)
     yield from _unmet(report)
     yield from _flags(report)
     yield Text()
@@ -60,7 +65,8 @@ def _row(c: CandidateResult, metrics: list[str]) -> list[str]:
     simulated = any(flag.get("flag") == "simulated" for flag in c.flags)
     return [
         f"{c.name} (simulated)" if simulated else c.name,
-        *(_number(value, 3) for value in (c.p50_ms, c.p90_ms, c.p99_ms)),
+        _p50(c),
+        *(_number(value, 3) for value in (c.p90_ms, c.p99_ms)),
         _number(c.load_s, 2),
         _number(c.peak_rss_mb, 0),
         _number(None if c.size_bytes is None else c.size_bytes / (1 << 20), 2),
@@ -68,6 +74,13 @@ def _row(c: CandidateResult, metrics: list[str]) -> list[str]:
         "exact" if c.max_abs_error == 0 else _number(c.sqnr_db, 1),
         "-" if c.max_abs_error is None else f"{c.max_abs_error:.2g}",
     ]
+
+
+def _p50(c: CandidateResult) -> str:
+    """p50, with the wider side of its 95 % interval."""
+    if c.p50_ms is None or c.interval_ms is None:
+        return _number(c.p50_ms, 3)
+    return f"{c.p50_ms:.3f} ±{max(c.interval_ms[1] - c.p50_ms, c.p50_ms - c.interval_ms[0], 0):.3f}"
 
 
 def _metric(c: CandidateResult, name: str) -> str:
