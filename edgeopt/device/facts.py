@@ -32,6 +32,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(("small",), board.desktop_model),
     Fact(("compatible", "chip-id", "soc-id"), board.soc),
     Fact(("model", "compatible", "chip-id", "soc-id"), board.module),
+    Fact(("uname", "nvidia-smi"), board.thor),
     Fact(("nvidia-smi",), board.gpus),
     Fact(("nvidia-smi",), board.gpu_names),
     Fact(("release",), board.l4t_release),

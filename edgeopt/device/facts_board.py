@@ -65,6 +65,14 @@ def soc(compatible: str | None, chip_id: str | None, soc_id: str | None) -> Fiel
     return _said(soc=found, sm=device_facts.SM_OF_SOC.get(found or ""))
 
 
+def thor(uname: str | None, smi: str | None) -> Fields:
+    """A Thor whose firmware gives no device tree: told from GB10, an SBSA machine like it, by its kernel's '-tegra'."""
+    kernel = (uname or "").split()[1:2]
+    if kernel and kernel[0].endswith("-tegra") and re.search(r"\bThor\b", smi or ""):
+        return {"soc": "tegra264", "module": "thor", "sm": device_facts.SM_OF_SOC["tegra264"]}
+    return {}
+
+
 def module(model_text: str | None, compatible: str | None, chip_id: str | None, soc_id: str | None) -> Fields:
     """The Jetson module by its part number, else by the model's words where they fit the SoC; a TX1 is none of ours."""
     chip = soc(compatible, chip_id, soc_id).get("soc")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgeopt.spec.facts import PowerMode
+from edgeopt.device.nvpmodel import parse_modes, parse_query
 
 Fields = dict[str, Any]
 
@@ -25,25 +25,15 @@ def power_mode(nvpmodel: str | None, status: str | None, conf: str | None) -> Fi
 
     The modes that the board has stand in /etc/nvpmodel.conf.
     """
-    known = power_modes(conf)
+    known = parse_modes(conf or "")
     out: Fields = {"power_modes": known} if known else {}
-    named = re.search(
-        r"^NV Power Mode:[ \t]*(\S+)[ \t]*$(?:\n+(\d{1,4})[ \t]*$)?", nvpmodel or "", re.MULTILINE | re.ASCII
-    )
+    said = parse_query(nvpmodel or "")
     stored = re.search(r"pmode:(\d{1,4})\b", status or "", re.ASCII)
-    if named:
-        name, number = named.groups()
-        by_name = next((m.id for m in known if m.name == name), None)
-        out["power_mode"] = PowerMode(name=name, id=int(number) if number else by_name)
+    if said is not None:
+        out["power_mode"] = next((m for m in known if said.id is None and m.name == said.name), said)
     elif stored:
         out |= next(({"power_mode": m} for m in known if m.id == int(stored.group(1))), {})
     return out
-
-
-def power_modes(conf: str | None) -> tuple[PowerMode, ...]:
-    """The '< POWER_MODEL ID=0 NAME=MAXN >' lines."""
-    found = re.findall(r"^\s*<\s*POWER_MODEL\s+ID=(\d{1,4})\s+NAME=(\S+)\s*>", conf or "", re.MULTILINE | re.ASCII)
-    return tuple(PowerMode(name=name, id=int(number)) for number, name in found)
 
 
 def cpu_clocks(cpufreq: Mapping[str, str]) -> Fields:

@@ -97,6 +97,17 @@ def test_soc_and_module(compatible, model, soc, module):
     assert (found.soc, found.module) == (soc, module)
 
 
+def test_thor_and_gb10_without_a_device_tree():
+    thor = of(uname="Linux 6.8.12-tegra aarch64", nvidia_smi="NVIDIA Thor, 11.0, 580.00, [N/A], 1000, 1575, 41\n")
+    assert (thor.soc, thor.module, thor.sm, thor.gpus) == ("tegra264", "thor", "11.0", ("NVIDIA Thor",))
+    spark = of(
+        uname="Linux 6.11.0-1016-nvidia aarch64",
+        nvidia_smi="NVIDIA GB10, 12.1, 580.95, [N/A], 208, 3003, 36\n",
+        small={"/sys/class/dmi/id/sys_vendor": "NVIDIA\n", "/sys/class/dmi/id/product_name": "NVIDIA_DGX_Spark\n"},
+    )
+    assert (spark.soc, spark.module, spark.sm, spark.model) == (None, None, "12.1", "NVIDIA_DGX_Spark")
+
+
 @pytest.mark.parametrize(("text", "soc"), [("33\n", "tegra210"), ("24", "tegra186"), ("35", "tegra234"), ("99", None)])
 def test_the_soc_by_its_chip_where_the_tree_is_missing(text, soc):
     assert of(chip_id=text).soc == soc
