@@ -193,7 +193,8 @@ def _chip(text: str | None) -> str | None:
 
 
 def _first(text: str | None) -> str:
-    return (text or "").split("\n")[0]
+    """The first line, as far as a release may be long: a pattern may walk a line once for each of its characters."""
+    return (text or "").split("\n")[0][:400]
 
 
 def _group(pattern: str, text: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,25 @@ def test_no_damage_to_a_recording_makes_a_parser_fail():
             facts.of(Answers({n: t for n, t in whole.texts.items() if n != missing},
                              {n: t for n, t in whole.values.items() if n != missing}))  # fmt: skip
     assert facts.of(Answers()) == DeviceFacts()
+
+
+FILLERS = (
+    "9", " ", "\n", " \n", "\t", "0-", "1.", "0,", "ii  ", "ii  a ", "R1", "R1 REVISION: ", "a:", "@/", "@/a \n",
+    "[", "{", '{"a":',
+    "< POWER_MODEL ID=1 NAME=", "NV Power Mode: ", "#define CUDNN_MAJOR ", "processor:0\n\n", "CUDA Version: ", "tegra",
+    "/libnvinfer.so.1.1", "p3767-0", "nvidia,", "docker/", "pmode:1", "cuda-cudart-", "a,", "PRETTY_NAME=", "\0",
+    "orin ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("filler", FILLERS)
+def test_the_largest_answer_takes_no_time(filler):
+    """A pattern that goes back over what it read takes half a minute for 64 KiB (of the processor, not the clock)."""
+    whole = (filler * facts_sources.MAX_BYTES)[: facts_sources.MAX_BYTES]
+    begin = time.process_time()
+    facts.of(Answers({name: whole for fact in facts.FACTS for name in fact.sources if name not in TABLES},
+                     {name: {whole[:4000]: whole, "/x/type": whole} for name in TABLES}))  # fmt: skip
+    assert time.process_time() - begin < 5
 
 
 def _damaged(dice: random.Random, text: str) -> str:
