@@ -132,6 +132,16 @@ def test_an_engine_has_power_while_trtexec_calls_it(tmp_path, board, monkeypatch
     assert 0 < result.energy_mj.value < 6000 / 5
 
 
+def test_a_display_that_fails_costs_the_measurement_nothing(tmp_path, board, caplog):
+    def watch(said):
+        raise RuntimeError("no such colour")
+
+    artifact = tiny_artifact(tmp_path / "a", **NO_METRIC)
+    done = validate_here(artifact, quick(tmp_path / "nothing", watch=watch))
+    assert done.report.candidates[0].calls == 10
+    assert "the rounds are not shown any more: RuntimeError: no such colour" in caplog.text
+
+
 def older_runner(folder) -> bytes:
     """The packed runner as it was before sensors: it refuses the keys that it does not know."""
     packed = zipfile.ZipFile(write_zipapp(folder))
