@@ -227,12 +227,18 @@ def _lines_to(watch: Watch | None, soaks: bool) -> Iterator[BinaryIO | None]:
     reading, writing = os.pipe()
 
     def read() -> None:
+        told = watch
         with open(reading, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                with contextlib.suppress(ValueError):  # what a runtime printed there is nothing to us
+                try:
                     said = json.loads(line)
-                    if watch is not None:
-                        watch(said)
+                    if told is not None:
+                        told(said)
+                except ValueError:  # what a runtime printed there is nothing to us
+                    continue
+                except Exception as why:  # the lines must be taken all the same, or the runner would wait for ever
+                    log.warning("the rounds are not shown any more: %s: %s", type(why).__name__, why)
+                    told = None
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()

@@ -42,7 +42,7 @@ def board(tmp_path, monkeypatch):
 
 
 def quick(root, **changes) -> How:
-    sensors = Sensors(interval_s=0.02, root=str(root), round_s=0.4, idle_s=0.3)
+    sensors = Sensors(interval_s=0.02, root=str(root), round_s=0.3, idle_s=0.2)
     return How(python=sys.executable, **{"rounds": 2, "calls": 5, "sensors": sensors, **changes})
 
 
@@ -132,6 +132,16 @@ def test_an_engine_has_power_while_trtexec_calls_it(tmp_path, board, monkeypatch
     assert 0 < result.energy_mj.value < 6000 / 5
 
 
+def test_a_display_that_fails_costs_the_measurement_nothing(tmp_path, board, caplog):
+    def watch(said):
+        raise RuntimeError("no such colour")
+
+    artifact = tiny_artifact(tmp_path / "a", **NO_METRIC)
+    done = validate_here(artifact, quick(tmp_path / "nothing", watch=watch))
+    assert done.report.candidates[0].calls == 10
+    assert "the rounds are not shown any more: RuntimeError: no such colour" in caplog.text
+
+
 def older_runner(folder) -> bytes:
     """The packed runner as it was before sensors: it refuses the keys that it does not know."""
     packed = zipfile.ZipFile(write_zipapp(folder))
@@ -219,7 +229,7 @@ def runners_of(folder) -> list[str]:
 def test_a_soak_ends_on_the_device_when_its_operator_is_killed(tmp_path, sshd, ssh_config):
     artifact, root = tiny_artifact(tmp_path / "a", **NO_METRIC), tmp_path / "device's root"
     options = ["--ssh-config", ssh_config(sshd), "--root", root, "--python", sys.executable, "--no-sensors"]
-    argv = ["validate", artifact.folder, "device", "--duration", "1h", "--watch", "--calls", "2", *options]
+    argv = ["validate", artifact.folder, "device", "--duration", "10m", "--watch", "--calls", "2", *options]
     command = [sys.executable, "-m", "edgeopt", *map(str, argv)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as operator:
         try:
