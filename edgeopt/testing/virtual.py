@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgeopt.errors import EdgeoptError, UsageError
 from edgeopt.ports import emulation
-from edgeopt.testing import arm64_root, namespace, reach, stand_ins
+from edgeopt.testing import arm64_root, machine, namespace, reach, stand_ins
 from edgeopt.testing.faults import Faults
 from edgeopt.testing.recordings import Recording, recording
 
@@ -42,7 +42,7 @@ class VirtualDevice:
     tier: int = 1
     faults: Faults = field(default_factory=Faults)
     host: str = ALIAS
-    _runs: namespace.Namespace | None = None
+    _runs: namespace.Namespace | machine.Machine | None = None
     _spec: namespace.Spec | None = None
 
     @property
@@ -52,7 +52,11 @@ class VirtualDevice:
 
     @property
     def root(self) -> Path:
-        """Its file system as this machine sees it, while it runs: to look at and to break."""
+        """Its file system as this machine sees it, while it runs: to look at and to break. Tier 1 only."""
+        if self.tier != 1:
+            raise UsageError(
+                "the disk of a machine is read over SSH only", where="VirtualDevice.root", todo="use tier 1"
+            )
         return Path(f"/proc/{self._runs.first}/root{namespace.ROOT}")
 
     @property
@@ -123,17 +127,23 @@ def start(
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     cache = (cache or arm64_root.default_cache()).resolve()
+    device = VirtualDevice(model, folder, 0, tier, faults)
     if tier == 2:
-        from edgeopt.testing import machine
 
-        return machine.start(recorded, faults, layers, cache, folder, detached=detached)
+        def write(root: Path, below: Path, mark: dict) -> dict[str, Path]:
+            return write_device(root, recorded, faults, below, mark)
+
+        device._runs = machine.make(recorded, faults, layers, cache, folder, write, detached=detached)
+        device.port = device._runs.port
+        reach.write_client_config(folder, device.port, ALIAS)
+        device.boot()
+        return device
     runs = unavailable()
     below = arm64_root.arm64_root(cache)
-    port = reach.free_port()
+    device.port = reach.free_port()
     reach.make_keys(folder)
-    reach.write_client_config(folder, port, ALIAS)
-    device = VirtualDevice(model, folder, port, 1, faults)
-    device._runs = namespace.Namespace(folder, port)
+    reach.write_client_config(folder, device.port, ALIAS)
+    device._runs = namespace.Namespace(folder, device.port)
     device._spec = _spec(device, recorded, below, layers, runs, detached)
     device.boot()
     return device
