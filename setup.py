@@ -5,5 +5,5 @@ from setuptools import find_namespace_packages, setup
 setup(
     packages=[*find_namespace_packages(include=["edgeopt", "edgeopt.*"]), "edgeopt.profiles"],
     package_dir={"edgeopt.profiles": "profiles"},
-    package_data={"edgeopt.profiles": ["*.yaml"]},
+    package_data={"edgeopt.profiles": ["*.yaml"], "edgeopt.testing": ["recordings/**"]},
 )

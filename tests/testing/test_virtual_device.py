@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from edgeopt.errors import HostError, UsageError
+from edgeopt.onboard import environment
+from edgeopt.ports import emulation
 from edgeopt.ports.connection import script
 from edgeopt.ports.ssh import SSHConnection
 from edgeopt.testing import Faults, arm64_root, virtual_device
@@ -44,6 +47,13 @@ def test_what_was_recorded_is_read_as_on_the_board(device):
               "grep -m 1 MemTotal /proc/meminfo; cat /sys/class/thermal/thermal_zone0/temp")  # fmt: skip
     assert said.status == 0 and said.text.startswith("# R35 (release")
     assert "nvidia,tegra194" in said.text and "MemTotal:" in said.text
+
+
+def test_the_runner_finds_out_that_it_is_emulated_with_and_without_the_mark(device):
+    _, connection = device
+    source = inspect.getsource(environment) + "\nprint(emulator(), emulator('/nowhere'))\n"
+    said = connection.run(["python3", "-"], stdin=source.encode(), timeout_s=120).text
+    assert said == f"qemu-user {emulation.preflight().version} qemu-user"
 
 
 def test_tegrastats_replays_and_nvpmodel_switches_as_root_only(device):
