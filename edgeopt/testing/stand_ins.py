@@ -6,8 +6,11 @@ over and over. They need root where the real ones do; `sudo` is a stand-in too, 
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
+from edgeopt.testing import recorded_trtexec
 from edgeopt.testing.faults import Faults
 
 HERE = "/usr/share/virtual-device"  # the recorded lines, on the device
@@ -147,8 +150,23 @@ def write(root: Path, recording: Path, faults: Faults) -> None:
         _keep(root, commands / "nvpmodel")
         _writable(root, "var/lib/nvpmodel/status", f"pmode:{_id(commands / 'nvpmodel'):04d}\n")
         _writable(root, "var/lib/nvpmodel/clocks", "as the mode says\n")
+    _write_trtexec(root, recording)
     if faults.sudo != "missing":
         _place(root, "usr/bin/sudo", _SUDO.replace("PASSWORD\n", _PASSWORD if faults.sudo == "password" else ""))
+
+
+def _write_trtexec(root: Path, recording: Path) -> None:
+    """trtexec of the recorded TensorRT; it runs ONNX files by onnxruntime, and says that it is simulated."""
+    header = recording / "files/usr/include/aarch64-linux-gnu/NvInferVersion.h"
+    if not header.exists():
+        return
+    numbers = dict(re.findall(r"define NV_TENSORRT_(MAJOR|MINOR|PATCH) (\d+)", header.read_text()))
+    version = ".".join(numbers[part] for part in ("MAJOR", "MINOR", "PATCH"))
+    _keep(root, Path(recorded_trtexec.__file__))
+    settings = root / HERE.lstrip("/") / "trtexec.json"
+    settings.write_text(json.dumps({"version": version, "until": None, "fail": None}))
+    words = f'exec python3 {HERE}/recorded_trtexec.py {HERE}/trtexec.json "$@"'
+    _place(root, "usr/src/tensorrt/bin/trtexec", f"#!/bin/sh\n{words}\n")
 
 
 def _id(recorded: Path) -> int:
