@@ -67,6 +67,12 @@ def test_tegrastats_replays_and_nvpmodel_switches_as_root_only(device):
     sh(connection, "sudo -n nvpmodel -m 3")
 
 
+def test_trtexec_is_of_the_recorded_version_and_says_that_it_is_simulated(device):
+    _, connection = device
+    said = sh(connection, "/usr/src/tensorrt/bin/trtexec --help").text
+    assert "[TensorRT v8502]" in said and "simulated: " in said
+
+
 def test_its_files_are_at_hand_and_outlive_a_reboot(virtual_jetson_cache, tmp_path):
     with virtual_device(cache=virtual_jetson_cache, folder=tmp_path / "d") as device:
         with connect(device) as connection:
