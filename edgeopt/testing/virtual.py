@@ -197,6 +197,9 @@ def _spec(
 def write_device(root: Path, recorded: Recording, faults: Faults, below: Path, mark: dict) -> dict[str, Path]:
     """All that makes the plain arm64 `below` into the recorded device, into `root`; see Recording.write_files."""
     below_proc = recorded.write_files(root)
+    cpus = root / "sys/devices/system/cpu"
+    if (cpus / "present").exists() and not (cpus / "possible").exists():
+        shutil.copyfile(cpus / "present", cpus / "possible")  # cpuinfo of torch and onnxruntime reads both
     stand_ins.write(root, recorded.folder, faults)
     path = root / MARK
     path.parent.mkdir(parents=True, exist_ok=True)
