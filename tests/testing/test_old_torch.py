@@ -46,7 +46,7 @@ def xavier(virtual_jetson_cache, layer):
 def build(folder: Path, *argv: str) -> Artifact:
     done = run_edgeopt("build", "--profile", "xavier", *argv, "--json", cwd=folder, timeout_s=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-3000:]
-    return Artifact.open(next(folder.glob("*.edgeopt")))
+    return Artifact.open(next(folder.glob("[!.]*.edgeopt")))
 
 
 def validate(artifact: Artifact, device) -> dict:
