@@ -14,6 +14,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from edgeopt.errors import EdgeoptError
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -111,3 +113,16 @@ def ssh_config(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def virtual_jetson_cache():
+    """The folder that keeps the arm64 root of `edgeopt.testing.virtual_device`; absent where there can be none."""
+    from edgeopt.testing import arm64_root, virtual
+
+    try:
+        virtual.unavailable()
+        arm64_root.arm64_root(arm64_root.default_cache())
+    except EdgeoptError as why:
+        absent(f"no virtual device here: {why.what}; {why.todo}")
+    return arm64_root.default_cache()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from edgeopt.runtime.artifact import Artifact
 from edgeopt.spec.manifest import Candidate, EngineRecipe, Tolerance
+from edgeopt.testing import recorded_trtexec
 from tests.tiny import candidate, tiny_artifact
 
-STAND_IN = Path(__file__).with_name("recorded_trtexec.py")
+STAND_IN = Path(recorded_trtexec.__file__)
 SHAPES = {"x": {"min": (1, 4), "opt": (2, 4), "max": (8, 4)}}
 
 

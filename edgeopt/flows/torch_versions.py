@@ -65,7 +65,8 @@ def written_by(artifact: Artifact, candidate: Candidate) -> Written:
         top = file.namelist()[0].partition("/")[0]
         records = {name.partition("/")[2] for name in file.namelist()}
         torch = file.read(f"{top}/{TORCH_RECORD}").decode() if TORCH_RECORD in records else None
-        return Written(torch, file.read(f"{top}/version").decode().strip())
+        version = ".data/version" if ".data/version" in records else "version"  # the first from format 6 on
+        return Written(torch, file.read(f"{top}/{version}").decode().strip())
 
 
 def _too_new(artifact: Artifact, candidate: Candidate, there: str | None) -> str | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from edgeopt.device import choice, conditions, judge
+from edgeopt.device import choice, conditions, emulated, judge
 from edgeopt.device.measured import Questions, candidate_result, timing_feed
 from edgeopt.device.runner import Request, Response, Sensors, Timing, Watch, measure
 from edgeopt.errors import ArtifactError, DataError, DeviceError, EdgeoptError, SpaceError, ValidationError
@@ -135,13 +135,15 @@ def _validate(
         response = _measure(artifact, connection, folder, how, asked, Path(scratch), progress)
         seen = conditions.observe(response)
         results = tuple(_result(artifact, candidate, response, asked, seen, how) for candidate in manifest.candidates)
-    checks = {r.name: _checks(artifact, r, limits, judging) for r in results}
-    selection = _select(artifact, results, checks, connection.label, response.noise)
+    emulator, before = emulated.said(response.environment), artifact.selection()
+    checks = {r.name: emulated.unjudged(_checks(artifact, r, limits, judging), emulator) for r in results}
+    timed = emulated.untimed(results, emulator, first=before.candidate if before else None)
+    selection = emulated.marked(_select(artifact, timed, checks, connection.label, response.noise), emulator)
     report = _report(artifact, connection.label, response, results, checks, selection, time.monotonic() - started)
     series = conditions.series(response, seen) if how.duration_s else ()
     report = report.model_copy(update={"conditions": conditions.conditions(seen), "series": series})
     path = _write(artifact, report)
-    if selection is not None and select:
+    if selection is not None and select and emulated.changes(before, selection, emulator):
         artifact.write_selection(selection)
     return Validated(report, path, selection)
 
@@ -259,7 +261,8 @@ def _report(artifact, host, response, results, checks, selection, seconds: float
         check.model_copy(update={"name": f"{name}: {check.name}"}) for name, of in checks.items() for check in of
     )
     target = _target_check(artifact.manifest.target.get("arch"), response.environment.get("machine"))
-    simulated = _simulated(results)
+    simulated, emulator = _simulated(results), emulated.said(response.environment)
+    target += emulated.check(emulator)
     if simulated:
         target += (Check(name="simulated", verdict="undecided", evidence=f"{simulated}: no figures of the device"),)
     verdict = _verdict(checks, chosen)
@@ -276,6 +279,7 @@ def _report(artifact, host, response, results, checks, selection, seconds: float
         candidates=results,
         environment={**response.environment, "noise": response.noise},
         simulated=simulated,
+        emulated=emulator,
         seconds=round(seconds, 3),
     )
 

@@ -1,6 +1,7 @@
 """Facts of this machine for the report, read without importing any runtime: torch takes seconds."""
 
 import glob
+import json
 import os
 import platform
 import re
@@ -10,6 +11,8 @@ from importlib import machinery
 RUNTIMES = {
     "onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "torch", "tensorrt": "tensorrt", "numpy": "numpy",
 }  # fmt: skip
+MARK = "/etc/edgeopt-virtual-device"  # written by edgeopt.testing
+_FIRMWARE = "/sys/firmware/devicetree/base"
 
 
 def describe():
@@ -23,6 +26,7 @@ def describe():
         "cpu_flags": sorted((cpu.get("flags") or cpu.get("Features") or "").split()),
         "cpu_count": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
+        "emulated": emulator(),
         "runtimes": {name: version(module) for name, module in sorted(RUNTIMES.items())},
     }
 
@@ -87,3 +91,46 @@ def _memory_bytes():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
+
+
+def emulator(root="/"):
+    """'qemu-user 7.2.22', 'qemu-user' or 'qemu-system'; None where nothing says that the CPU is emulated.
+
+    A guest of a hypervisor on an x86 CPU of its own is none: its programs run on the real one.
+    """
+    marked = _mark(os.path.join(root, MARK.lstrip("/")))
+    if marked:
+        return marked
+    return "qemu-user" if _qemu_user() else _qemu_system(root)
+
+
+def _mark(path):
+    """What the virtual device's own file says runs it."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return str(json.load(f)["emulator"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _qemu_user():
+    """qemu-user shows a program its own /proc/self/exe, and leaves those of the threads as the kernel has them."""
+    try:
+        path = os.readlink("/proc/self/task/%d/exe" % os.getpid())
+    except OSError:
+        return False
+    return os.path.basename(path).startswith("qemu-")
+
+
+def _qemu_system(root):
+    """A machine of qemu's: by its device tree on ARM, where a board is never a guest, else by the CPU that it names."""
+    if platform.machine() in ("aarch64", "arm64", "armv7l"):
+        folder = os.path.join(root, _FIRMWARE.lstrip("/"))
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return "qemu-system" if any(name.startswith("fw-cfg@") for name in names) else None
+    try:
+        with open(os.path.join(root, "proc/cpuinfo"), encoding="utf-8", errors="replace") as f:
+            text = f.read(1 << 16)
+    except OSError:
+        return None
+    return "qemu-system" if "QEMU Virtual CPU" in text or "QEMU TCG CPU" in text else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeopt.device import choice, judge, session
+from edgeopt.device import choice, emulated, judge, session
 from edgeopt.device.measured import Questions, busy, candidate_result, timing_feed
 from edgeopt.device.runner import Request, Response, Timing, measure
 from edgeopt.onboard import environment
@@ -102,7 +102,8 @@ def run_gate(
             with LocalConnection() as connection:
                 found = measure(connection, alone, Path(scratch), python=sys.executable, progress=job.progress)
             responses |= dict.fromkeys((c.name for c in request.candidates), found)
-        results = [candidate_result(c, responses[c.name], asked) for c in ran]
+        found = [(candidate_result(c, responses[c.name], asked), responses[c.name].environment) for c in ran]
+        results = [emulated.untimed([result], emulated.said(there))[0] for result, there in found]
         facts = []
         for c in candidates:
             program = (programs or {}).get(c.name)

@@ -32,6 +32,8 @@ def plain(report: Report, *, width: int = WIDTH) -> str:
 def _parts(report: Report) -> Iterator[RenderableType]:
     if report.simulated:
         yield Text(f"SIMULATED: {report.simulated}. These are not the device's figures.", style="bold yellow")
+    if report.emulated:
+        yield Text(f"EMULATED: {report.emulated}. No time, memory or power here is a device's.", style="bold yellow")
     yield Text.assemble((report.verdict.upper(), _STYLES[report.verdict]), f"  {report.artifact} on {report.host}")
     yield Text(f"runs {report.chosen}: {report.reason}" if report.chosen else report.reason)
     yield Text()
@@ -55,7 +57,8 @@ def _table(report: Report) -> Table:
         table.add_column(name, justify="right")
     for candidate in report.candidates:
         style = "bold" if candidate.name == report.chosen else ""
-        table.add_row(*_row(candidate, metrics), style=style)
+        name, *cells = _row(candidate, metrics)
+        table.add_row(f"{name} (emulated)" if report.emulated else name, *cells, style=style)
     return table
 
 

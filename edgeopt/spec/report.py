@@ -148,6 +148,7 @@ class Report(Value):
     reason: str
     checks: tuple[Check, ...]
     candidates: tuple[CandidateResult, ...]
+    emulated: str | None = None  # what ran the device's programs in place of its CPU: 'qemu-user 7.2.22'
     environment: dict[str, Any]
     simulated: str | None = None
     conditions: Conditions | None = None

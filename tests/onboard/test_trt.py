@@ -22,8 +22,8 @@ from edgeopt.flows.prepare import prepare
 from edgeopt.onboard import cudart, trt_measured
 from edgeopt.ports.connect import connect
 from edgeopt.spec.manifest import TensorSpec
+from edgeopt.testing.recorded_trtexec import MARK
 from tests import tensorrt_module
-from tests.recorded_trtexec import MARK
 from tests.tensorrt_device import install, with_engines
 from tests.tiny import case_inputs, expected
 

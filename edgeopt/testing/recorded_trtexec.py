@@ -1,5 +1,7 @@
 """A stand-in for trtexec: real lines of its output, and onnxruntime in place of the GPU. It says that it is simulated.
 
+The virtual Jetson has it where TensorRT was recorded; it needs onnxruntime there. Run as a file, on Python 3.9 too.
+
     recorded_trtexec.py SETTINGS.json [trtexec's own arguments]
 
 SETTINGS: {"version": "8.5.2", "until": null or a file whose appearance a build waits for at its fifth layer,
@@ -125,10 +127,10 @@ def wait_for(path: Path) -> None:
 
 def wrong_shapes(given: dict) -> str | None:
     """What trtexec has against the shapes: a static model takes none, an input with moving sizes needs all three."""
-    import onnx
+    import onnxruntime
 
-    inputs = onnx.load(given["onnx"], load_external_data=False).graph.input
-    moving = {i.name for i in inputs if any(d.dim_param for d in i.type.tensor_type.shape.dim)}
+    session = onnxruntime.InferenceSession(given["onnx"], providers=["CPUExecutionProvider"])
+    moving = {i.name for i in session.get_inputs() if any(not isinstance(size, int) for size in i.shape)}
     for which in ("minShapes", "optShapes", "maxShapes"):
         named = set(parse_shapes(given.get(which, "")))
         if named and not moving:
@@ -197,7 +199,7 @@ def exported(names: list[str], outputs: list) -> str:
     rows = [
         f'{{ "name" : "{name}"\n  , "dimensions" : "{"x".join(map(str, array.shape))}"\n  , "values" : [ '
         + ", ".join(f"{value:g}" for value in array.ravel().tolist()) + " ]\n  }\n"
-        for name, array in zip(names, outputs, strict=True)
+        for name, array in zip(names, outputs)  # noqa: B905 (the virtual Jetson has Python 3.9)
     ]  # fmt: skip
     return "[\n  " + ", ".join(rows) + "]\n"
 

@@ -1,0 +1,1 @@
+"""Tests of the virtual device, each against the device itself."""
