@@ -99,16 +99,12 @@ class Place:
         line = self._line(step, current, "switched, to be proven")
         before = (state.current or "-", state.previous or "-", shlex.join(restart))
         self._point(
-            script(
-                place_scripts.POINT, self.root, self.name, self.token, line, current, previous or "", "try", *before
-            )
+            script(place_scripts.POINT, self.root, self.name, self.token, line, current, previous or "", "try", *before)
         )
 
     def settle(self, digest: str, result: str, *, step: str = "switch") -> None:
         """What was tried out stands now; `result` goes into the journal."""
-        argv = script(
-            place_scripts.SETTLE, self.root, self.name, self.token, self._line(step, digest, result)
-        )
+        argv = script(place_scripts.SETTLE, self.root, self.name, self.token, self._line(step, digest, result))
         self._check(self.connection.run(argv, timeout_s=120, check=False), "cannot settle the switch")
 
     def note(self, step: str, digest: str | None, result: str) -> None:
@@ -116,9 +112,7 @@ class Place:
         with contextlib.suppress(EdgeoptError):
             line = self._line(step, digest, result)
             # what is pending stays so: SETTLE with another journal line would call it proven
-            self.connection.run(
-                script(place_scripts.NOTE_ONLY, self.root, self.name, self.token, line), timeout_s=60
-            )
+            self.connection.run(script(place_scripts.NOTE_ONLY, self.root, self.name, self.token, line), timeout_s=60)
 
     def find(self, release: str | None, state: State) -> str:
         """The digest that starts with `release`; without one, the only release that is there."""

@@ -27,7 +27,7 @@ WORTH = {"zstd": 0.95, "gzip": 0.8}
 
 
 def choose(path: Path, size: int, offset: int, programs: Iterable[str]) -> str | None:
-    """How to send `path` from `offset` on: a key of WORTH that the device has among its `programs`, or None: as it is."""
+    """How to send `path` from `offset` on: a key of WORTH that is among the device's `programs`, None for as it is."""
     method = next((m for m in WORTH if m in programs and _is_here(m)), None)
     if method is None or size - offset < SMALLEST_BYTES:
         return None

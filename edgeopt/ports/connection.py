@@ -105,7 +105,8 @@ class Connection(abc.ABC):
     ) -> contextlib.AbstractContextManager[str]:
         """Run `argv` for the time of a `with` block: entered with its first line, ended by the end of its stdin.
 
-        Over a network a newline is sent every `beat_s`, so that the command can tell when we are gone. The command ends with the connection too. Raises CommandEnded where it ends before it prints a line.
+        Over a network a newline is sent every `beat_s`, so that the command can tell when we are gone. It ends with
+        the connection too. Raises CommandEnded where it ends before it prints a line.
         """
 
     @abc.abstractmethod

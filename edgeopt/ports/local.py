@@ -54,9 +54,7 @@ class LocalConnection(Connection):
         return checked(done, argv, label=self.label) if check else done
 
     @contextlib.contextmanager
-    def hold(
-        self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None
-    ) -> Iterator[str]:
+    def hold(self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None) -> Iterator[str]:
         # stderr to a file: nobody reads it while the command is held, and a full pipe would stop it
         with tempfile.TemporaryFile() as complaints:
             child = _start(argv, subprocess.PIPE, subprocess.PIPE, complaints)

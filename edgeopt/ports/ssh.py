@@ -71,9 +71,7 @@ class SSHConnection(Connection):
         return checked(done, argv, label=self.label) if check else done
 
     @contextlib.contextmanager
-    def hold(
-        self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None
-    ) -> Iterator[str]:
+    def hold(self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None) -> Iterator[str]:
         self._connect()
         with contextlib.ExitStack() as held:
             with self._guarded(self._silence_s) as dog:
