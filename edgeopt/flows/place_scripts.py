@@ -54,8 +54,9 @@ undo() {{
     [ -z "$old" ] || [ -z "$again" ] || within {AFTER_ACTIVATE_S} "$again"
   fi
   rm -f "$place/pending" && flush "$place"
-  note "{{\\"when\\": \\"$(date -u +%Y-%m-%dT%H:%M:%SZ)\\", \\"who\\": \\"the device\\", \\"name\\": \\"${{place##*/}}\\",\\
- \\"step\\": \\"undo\\", \\"digest\\": \\"$unproven\\", \\"result\\": \\"$result\\"}}"
+  now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+  said='{{"when": "%s", "who": "the device", "name": "%s", "step": "undo", "digest": "%s", "result": "%s"}}'
+  note "$(printf "$said" "$now" "${{place##*/}}" "$unproven" "$result")"
 }}
 """
 
