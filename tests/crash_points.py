@@ -16,6 +16,7 @@ from pathlib import Path
 
 # the programs that change something, or that come between two changes
 SHIMMED = ("cat", "chmod", "find", "ln", "mkdir", "mv", "openssl", "rm", "sync", "crashpoint")
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 MIDDLE_BYTES = 150_000
 
 
@@ -49,15 +50,12 @@ DEVICE_POINTS = (
     Point("blob-flush", "sync", "*.part", "after"),
     Point("blob-hash", "openssl", "dgst*", "before"),
     *_both("blob-rename", "mv", "-f *.part */blobs/sha256/*"),
-    Point("blob-folder-flush", "sync", "*/blobs/sha256/??", "after"),
     Point("staging-folder", "mkdir", "*/.staging-*", "after"),
     *_both("staging-link", "ln", "*/blobs/* */.staging-*"),
-    Point("staging-flush", "find", "*/.staging-* -type d*", "after"),
     *_both("release-rename", "mv", "-fT */.staging-* */releases/*"),
     Point("release-flush", "sync", "*/releases", "after"),
     *_both("prune-rename", "mv", "-fT */releases/* */.staging-pruned-*"),
     Point("prune-remove", "rm", "-rf */.staging-pruned-*", "before"),
-    Point("pending-flush", "sync", ".pending.new", "after"),
     *_both("pending-rename", "mv", "-f .pending.new pending"),
     *_both("previous-rename", "mv", "-fT .previous.new previous"),
     Point("current-link", "ln", "-s releases/* .current.new", "after"),
@@ -72,8 +70,7 @@ DEVICE_POINTS = (
 _SHIM = """\
 #!/bin/sh
 if [ -f "{armed}" ]; then
-  read -r program when < "{armed}"
-  pattern=$(/usr/bin/sed -n 2p "{armed}")
+  {{ read -r program when; read -r pattern; }} < "{armed}"
   if [ "$program" = {program} ]; then
     case $* in
       $pattern)
@@ -108,14 +105,14 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             parents.add(int(open("/proc/%s/stat" % pid).read().rpartition(")")[2].split()[1]))
     except OSError:
         pass
-for pid in sorted(parents - ours):
-    if pid > 1 and "sshd" in open("/proc/%d/comm" % pid).read():
-        os.kill(pid, signal.SIGKILL)
-for pid in ours - {{os.getpid()}}:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+sshds = {{pid for pid in parents - ours if pid > 1 and "sshd" in open("/proc/%d/comm" % pid).read()}}
+# all at once: nobody may see that another has gone
+for number in (signal.SIGSTOP, signal.SIGKILL):
+    for pid in (sshds | ours) - {{os.getpid()}}:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -130,13 +127,14 @@ class Device:
         die = folder / "die.py"
         die.write_text(_DIE.format(armed=str(self._armed), taken=str(self._taken)))
         for program in SHIMMED:
-            real = shutil.which(program) or ":"
+            real = shutil.which(program, path=SYSTEM_PATH) or "/bin/true"
             text = _SHIM.format(
                 armed=self._armed, program=program, python=sys.executable, die=die, real=real, middle=MIDDLE_BYTES
             )
             (programs / program).write_text(text)
             (programs / program).chmod(0o755)
-        self.settings = f'SetEnv PATH="{programs}:{os.environ["PATH"]}"'
+        # a second SetEnv line does not count, and a home with a .bashrc would be read at every command
+        self.settings = f'SetEnv PATH="{programs}:{SYSTEM_PATH}" HOME="{folder}"'
 
     def arm(self, point: Point) -> None:
         self._taken.unlink(missing_ok=True)

@@ -131,6 +131,7 @@ else
 fi
 printf '%s\\n' "$3" "$5" > "$place/lock" || exit 1
 undo || exit 1
+rm -rf "$place"/releases/.staging-*
 note "$6"
 printf '%s\\n' "$root"
 exec 3<&0
@@ -171,7 +172,6 @@ root=$1 place=$1/$2
 releases=$place/releases
 fence "$4"
 staging=$releases/.staging-$$-$4
-rm -rf "$releases"/.staging-*
 [ ! -f "$releases/$3/manifest.json" ] || exit 0
 trap 'rm -rf "$staging"' EXIT
 mkdir "$staging" || exit 1
