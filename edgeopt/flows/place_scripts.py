@@ -125,7 +125,7 @@ if command -v flock >/dev/null; then
   flock -s -n 8 || {{ cat "$root/.lock" >&2; exit {LOCKED}; }}
   flock -n 9 || {{ head -n 1 "$place/lock" >&2; exit {LOCKED}; }}
 else
-  take "$place/lock.held" || {{ [ -L "$place/lock.held" ] || exit 1; head -n 1 "$place/lock" >&2; exit {LOCKED}; }}
+  take "$place/lock.held" || {{ [ -w "$place" ] || exit 1; head -n 1 "$place/lock" >&2; exit {LOCKED}; }}
   trap 'leave "$place/lock.held"' EXIT
   ! is_held "$root/.lock.held" || {{ cat "$root/.lock" >&2; exit {LOCKED}; }}
 fi
