@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -107,6 +108,46 @@ def test_a_command_that_fails_switches_back(device, root, release, tmp_path, key
     assert links(root) == (a, b)
     assert log.read_text() == "a\na\n"  # the old release's service is restarted with the old release
     assert (root / "tiny" / "releases" / bad).is_dir()
+
+
+@pytest.mark.parametrize("key", ["after_activate", "health"])
+def test_a_command_that_hangs_is_ended_and_switched_back(device, root, release, monkeypatch, key):
+    for limit in ("AFTER_ACTIVATE_S", "HEALTH_S"):
+        monkeypatch.setattr(f"edgeopt.flows.activate.{limit}", 1)
+    a = release()
+    hangs = release(**{key: ("sleep", "1000")})
+    activate(device, "tiny", a, root=str(root))
+    with pytest.raises(DeviceError, match="switched back.*did not finish within 1 s"):
+        activate(device, "tiny", hangs, root=str(root))
+    assert links(root) == (a, None) and not (root / "tiny" / "pending").exists()
+
+
+def test_an_interrupted_operator_leaves_the_old_release(device, root, release, monkeypatch):
+    """Ctrl-C while health is asked."""
+    a, b = release(), release(health=("true",))
+    activate(device, "tiny", a, root=str(root))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgeopt.flows.activate._prove", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        activate(device, "tiny", b, root=str(root))
+    assert links(root) == (a, None) and not (root / "tiny" / "pending").exists()
+
+
+def test_many_devices_in_threads_do_not_disturb_each_other(sshd, ssh_config, root, tmp_path):
+    config = ssh_config(sshd)
+    artifact = tiny_artifact(tmp_path / "built", torchscript=False, health=("test", "-f", "manifest.json"))
+
+    def one(i: int) -> str:
+        with connect("device", config=config) as device:
+            push(artifact, device, root=str(root / str(i)))
+            return activate(device, "tiny", root=str(root / str(i))).current_link
+
+    with ThreadPoolExecutor(4) as pool:
+        for i, link in enumerate(pool.map(one, range(4))):
+            assert os.readlink(link) == f"releases/{artifact.digest}" and str(root / str(i)) in link
 
 
 def test_a_first_release_that_fails_leaves_none_active(device, root, release):
