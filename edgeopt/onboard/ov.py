@@ -34,7 +34,10 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
     properties, records = _properties(candidate.get("flags") or {}, threads)
     compiled = openvino.Core().compile_model(os.path.join(folder, candidate["file"]), "CPU", properties)
     _check_names(compiled, inputs, outputs)
-    return Program(compiled, inputs, outputs, [_read_back(compiled, entry) for entry in records])
+    records = [_read_back(compiled, entry) for entry in records]
+    if candidate.get("precision") == "bf16" and _precision_of(compiled) != "bf16":
+        raise Failure("load", "OpenVINO computes in %s on this CPU, not in bf16" % _precision_of(compiled))
+    return Program(compiled, inputs, outputs, records)
 
 
 class Program:
@@ -82,10 +85,14 @@ def _read_back(compiled, entry):
     """The record, refused where OpenVINO went on with another precision than the one that was asked for."""
     if entry["flag"] != "inference_precision" or entry["status"] != "applied" or entry["value"] is None:
         return entry
-    now = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    now = _precision_of(compiled)
     if now == entry["value"]:
         return entry
     return record(entry["flag"], entry["value"], "refused", "OpenVINO computes in %s on this CPU" % now)
+
+
+def _precision_of(compiled):
+    return compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
 
 
 def _check_names(compiled, inputs, outputs):
