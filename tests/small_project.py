@@ -93,7 +93,7 @@ def write_project(
     return folder
 
 
-# for the CPU profiles where a test does not ask for others: OpenVINO has tests of its own, and each build of the others would
+# for the CPU profiles where a test does not ask for others: OpenVINO has tests of its own, and each other build would
 # take some seconds more with it
 BACKENDS = ("--set", "profile.backends=[onnxruntime, torchscript]")
 
