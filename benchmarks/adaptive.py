@@ -34,6 +34,11 @@ SIZES = [
 ]  # fmt: skip
 BACKENDS = ("onnxruntime", "openvino", "openvino-bf16", "torchscript", "torchscript-onednn")
 MOST_ERROR = {"openvino-bf16": 0.1}  # of the largest score, else 1e-3
+FLAGS = {  # as a candidate with these flags would run
+    "openvino": {"performance_hint": "latency", "inference_precision": "f32"},
+    "openvino-bf16": {"performance_hint": "latency", "inference_precision": "bf16"},
+    "torchscript-onednn": {"onednn_fusion": True},
+}
 STREAM_PASSES, WARM_PASSES = 6, 2
 RANDOM_CALLS, RANDOM_LOW, RANDOM_HIGH = 2000, 64, 160
 
@@ -64,16 +69,15 @@ def build(artifact: Path) -> None:
 
 def programs(artifact: Path, backend: str, threads: int):
     """(the dynamic graph, what builds an entry), both called with the image and giving the scores."""
-    if backend.startswith("openvino"):
-        return _openvino(artifact, threads, "bf16" if backend == "openvino-bf16" else "f32")
     from edgeopt.onboard import adaptors
     from edgeopt.runtime.artifact import read_manifest
 
     manifest = read_manifest(artifact).model_dump(mode="json")
-    name = f"{backend.partition('-')[0]}-fp32"
+    runtime = backend.partition("-")[0]
+    # OpenVINO reads the file that onnxruntime reads
+    name = f"{'onnxruntime' if runtime == 'openvino' else runtime}-fp32"
     candidate = next(c for c in manifest["candidates"] if c["name"] == name)
-    if backend == "torchscript-onednn":  # as a candidate with these flags would run
-        candidate = {**candidate, "flags": {"onednn_fusion": True}}
+    candidate = {**candidate, "runtime": runtime, "flags": FLAGS.get(backend, candidate["flags"])}
     adaptor = adaptors.find(candidate)
     program = adaptor.open_program(str(artifact), candidate, manifest["inputs"], manifest["outputs"], [], threads)
 
@@ -82,22 +86,6 @@ def programs(artifact: Path, backend: str, threads: int):
         return lambda x: made.call([x])[0]
 
     return (lambda image: program.call([image])[0]), entry
-
-
-def _openvino(artifact: Path, threads: int, precision: str):
-    import openvino
-
-    core = openvino.Core()
-    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
-
-    def compiled(shape):
-        model = core.read_model(str(artifact / "float.onnx"))
-        if shape is not None:
-            model.reshape(list(shape))
-        request = core.compile_model(model, "CPU", settings).create_infer_request()
-        return lambda image: request.infer([image], share_inputs=True)[0]
-
-    return compiled(None), lambda image: compiled(image.shape)
 
 
 def images() -> list[np.ndarray]:

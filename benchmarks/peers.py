@@ -141,6 +141,7 @@ def build(args: argparse.Namespace) -> None:
             continue
         argv = ["build", "--profile", "x86-cpu", "--project", str(project), "--out", str(artifact_of(name, args))]
         argv += ["--on", "here", "--set", f"profile.backends=[{', '.join(BACKENDS)}]"]
+        argv += ["--set", "profile.precision.allowed=[fp32, bf16, int8]"]
         subprocess.run([sys.executable, "-m", "edgeopt", *argv], check=False)
 
 

@@ -126,7 +126,8 @@ def tiny_artifact(
 
 def candidate(name: str, runtime: str, file: str, **fields) -> Candidate:
     tolerance = Tolerance(sqnr_db=60, max_abs=1e-4)
-    return Candidate(name=name, runtime=runtime, precision="fp32", file=file, tolerance=tolerance, **fields)
+    given = {"precision": "fp32", "tolerance": tolerance, **fields}
+    return Candidate(name=name, runtime=runtime, file=file, **given)
 
 
 def hash_files(folder: Path) -> dict[str, File]:

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from edgeopt import digest
 from edgeopt.errors import LoweringError, first_line
 from edgeopt.program import Signature
+from edgeopt.program.onnx_walk import name_axes
 from edgeopt.spec.manifest import TensorSpec
 
 # Protobuf refuses messages of 2 GiB and more; the margin is for the graph around the weights.
@@ -222,16 +223,12 @@ def _require_names(graph: onnx.GraphProto, signature: Signature) -> None:
 
 
 def _name_axes(graph: onnx.GraphProto, signature: Signature) -> None:
-    """Write the signature's names over the exporter's.
+    """Write the signature's names and its fixed sizes over the axes that the file leaves open.
 
-    A size that the file fixes for an input stays, for the check to see. The shapes of outputs are the signature's:
-    files of other people declare wrong ones or none, and the comparison of values finds what is untrue.
+    The shapes of outputs are the signature's: files of other people declare wrong ones or none, and the comparison of
+    values finds what is untrue.
     """
-    inputs = {spec.name: spec for spec in signature.inputs}
-    for value in graph.input:
-        for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=False):
-            if isinstance(size, str) and not dim.HasField("dim_value"):
-                dim.dim_param = size
+    name_axes(graph, [_fixed(spec, signature) for spec in signature.inputs])
     outputs = {spec.name: _fixed(spec, signature) for spec in signature.outputs}
     for value in graph.output:
         kind = value.type.tensor_type.elem_type

@@ -13,7 +13,7 @@ from edgeopt.backends import custom_ops, onnx_export
 from edgeopt.backends.backend import Lowered, precision_of, refusal
 from edgeopt.errors import LoweringError
 from edgeopt.program import Program, Signature
-from edgeopt.spec.manifest import Candidate
+from edgeopt.spec.manifest import Candidate, Refusal
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_checks import refusal as cannot
 
@@ -36,7 +36,10 @@ def refusals(program: Program, profile: Profile) -> tuple[str, ...]:
 
 
 def lower(program: Program, profile: Profile, out: Path, *, target_python: str | None = None) -> Lowered:
-    """The candidate 'openvino-fp32' or 'openvino-int8', of the file that is onnxruntime's candidate too."""
+    """The candidate 'openvino-fp32' or 'openvino-int8', of the file that is onnxruntime's candidate too.
+
+    Where the profile allows bf16, the fp32 file is 'openvino-bf16' as well: OpenVINO converts it when it loads it.
+    """
     precision = precision_of(program)
     name = f"{runtime}-{precision}"
     reasons = refusals(program, profile)
@@ -49,9 +52,15 @@ def lower(program: Program, profile: Profile, out: Path, *, target_python: str |
     if foreign := custom_ops.nodes_in(out / file.name):
         return refusal(name, f"OpenVINO has no operator {foreign[0]}, and no extension of it for one is built here")
     candidate = Candidate(
-        name=name, runtime=runtime, precision=precision, file=file.name, flags=_flags(), opset=file.opset
+        name=name, runtime=runtime, precision=precision, file=file.name, flags=_flags("f32"), opset=file.opset
     )
-    return Lowered(files=file.files, candidates=(candidate,))
+    if precision != "fp32" or "bf16" not in profile.precision.allowed:
+        return Lowered(files=file.files, candidates=(candidate,))
+    name = f"{runtime}-bf16"
+    if reason := cannot("bf16", runtime, profile.target):
+        return Lowered(file.files, (candidate,), refused=(Refusal(candidate=name, reason=reason),))
+    in_bf16 = candidate.model_copy(update={"name": name, "precision": "bf16", "flags": _flags("bf16")})
+    return Lowered(file.files, (candidate, in_bf16))
 
 
 def _narrowed(signature: Signature) -> tuple[str, ...]:
@@ -66,6 +75,6 @@ def _narrowed(signature: Signature) -> tuple[str, ...]:
     return tuple(wide)
 
 
-def _flags() -> dict[str, Any]:
+def _flags(precision: str) -> dict[str, Any]:
     """The keys that the runner sets. Threads are left to the runner, which knows the device."""
-    return {"intra_op_threads": None, "performance_hint": "latency", "inference_precision": "f32"}
+    return {"intra_op_threads": None, "performance_hint": "latency", "inference_precision": precision}

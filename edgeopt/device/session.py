@@ -22,7 +22,9 @@ from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_values import VNNI_FLAGS
 
 # instructions that decide which kernels a runtime takes, as /proc/cpuinfo names them
-KERNEL_FEATURES = ("avx2", "avx512f", "amx_int8", "asimddp", "i8mm", "sve", *sorted(VNNI_FLAGS))
+KERNEL_FEATURES = (
+    "avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimddp", "i8mm", "sve", *sorted(VNNI_FLAGS),
+)  # fmt: skip
 
 # $1 where releases lie. The folder is printed, kept while stdin is open, and then removed.
 _HOLD = """\

@@ -9,6 +9,7 @@ import os
 
 from .failures import Failure
 from .fuser import record
+from .ort import file_bytes
 
 MODULE = "openvino"
 PIP_NAMES = "openvino"
@@ -22,8 +23,11 @@ _PROPERTIES = {
 }
 
 
-def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
-    """Compile the file. Raises what OpenVINO raises, and Failure for what it can never run."""
+def open_program(folder, candidate, inputs, outputs, op_libraries, threads, fixed=None):
+    """Compile the file. Raises what OpenVINO raises, and Failure for what it can never run.
+
+    `fixed`: {name of an input: its shape}, for a program of one size.
+    """
     import openvino
 
     for spec in list(inputs) + list(outputs):
@@ -32,16 +36,25 @@ def open_program(folder, candidate, inputs, outputs, op_libraries, threads):
                 "load", "OpenVINO hands tensors over as numpy arrays, which have no bfloat16: " + spec["name"]
             )
     properties, records = _properties(candidate.get("flags") or {}, threads)
-    compiled = openvino.Core().compile_model(os.path.join(folder, candidate["file"]), "CPU", properties)
+    core = openvino.Core()
+    model = core.read_model(os.path.join(folder, candidate["file"]))
+    if fixed:
+        model.reshape(fixed)
+    compiled = core.compile_model(model, "CPU", properties)
     _check_names(compiled, inputs, outputs)
-    return Program(compiled, inputs, outputs, [_read_back(compiled, entry) for entry in records])
+    records = [_read_back(compiled, entry) for entry in records]
+    if candidate.get("precision") == "bf16" and _precision_of(compiled) != "bf16":
+        raise Failure("load", "OpenVINO computes in %s on this CPU, not in bf16" % _precision_of(compiled))
+    return Program(compiled, inputs, outputs, records, (folder, candidate, inputs, outputs, op_libraries, threads))
 
 
 class Program:
     """A compiled model that is called with arrays in the order of the manifest's inputs."""
 
-    def __init__(self, compiled, inputs, outputs, records):
+    def __init__(self, compiled, inputs, outputs, records, again):
         self.records = records
+        self._again = again
+        self.size_bytes = file_bytes(again[0], again[1]["file"])
         self._request = compiled.create_infer_request()
         self._inputs = [spec["name"] for spec in inputs]
         self._outputs = [compiled.output(spec["name"]) for spec in outputs]
@@ -50,6 +63,14 @@ class Program:
         # the results are copies: the request's own tensors are written again by the next call
         found = self._request.infer(dict(zip(self._inputs, arrays)), share_inputs=True)
         return [found[port] for port in self._outputs]
+
+    def at(self, sizes):
+        """The same candidate for one size of every axis ({axis: size}), compiled for it."""
+        shapes = {
+            spec["name"]: [size if isinstance(size, int) else sizes[size] for size in spec["shape"]]
+            for spec in self._again[2]
+        }
+        return open_program(*self._again, fixed=shapes)
 
     def close(self):
         self._request = self._outputs = None
@@ -82,10 +103,14 @@ def _read_back(compiled, entry):
     """The record, refused where OpenVINO went on with another precision than the one that was asked for."""
     if entry["flag"] != "inference_precision" or entry["status"] != "applied" or entry["value"] is None:
         return entry
-    now = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    now = _precision_of(compiled)
     if now == entry["value"]:
         return entry
     return record(entry["flag"], entry["value"], "refused", "OpenVINO computes in %s on this CPU" % now)
+
+
+def _precision_of(compiled):
+    return compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
 
 
 def _check_names(compiled, inputs, outputs):

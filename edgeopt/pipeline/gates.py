@@ -208,6 +208,9 @@ def _stand_in(candidate: Candidate) -> Candidate:
         candidate.runtime in ("onnxruntime", "openvino") and candidate.precision == "int8"
     ):
         return candidate.model_copy(update={"runtime": "onnxruntime", "flags": _OPERATOR_BY_OPERATOR})
+    if (candidate.runtime, candidate.precision) == ("openvino", "bf16"):  # this CPU may have none
+        flags = {**candidate.flags, "inference_precision": "f32"}
+        return candidate.model_copy(update={"precision": "fp32", "flags": flags})
     return candidate
 
 

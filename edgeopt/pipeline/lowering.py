@@ -24,6 +24,7 @@ _INDEX = "lowered.json"
 _TOLERANCES = {
     ("onnxruntime", "fp32"): Tolerance(max_abs=1e-3),
     ("openvino", "fp32"): Tolerance(max_abs=1e-3),
+    ("openvino", "bf16"): Tolerance(sqnr_db=FORMATS["bf16"].least_sqnr_db),
     ("torchscript", "fp32"): Tolerance(max_abs=1e-3),
     ("aoti", "fp32"): Tolerance(max_abs=1e-3),
     ("tensorrt", "fp32"): Tolerance(sqnr_db=40),

@@ -74,14 +74,14 @@ class Budget:
 
 def search(
     tries: Tries, first: Setup, failed: GateRow, budget: Budget, *,
-    steps: tuple[Setup | Try, ...], gains: Callable[[tuple[Layer, ...]], dict[str, float]],
+    steps: tuple[Setup | Try, ...], gains: Callable[[tuple[Layer, ...]], dict[str, float]], unranked: str = "",
 ) -> Found:  # fmt: skip
     """Search from `first`, which came to the row `failed`; the best so far where the budget ends or Ctrl-C is pressed.
 
     `steps` are whole int8 setups to try before layers are left float, or why there is none. `gains`: layers -> node
-    -> what int8 gains in it.
+    -> what int8 gains in it. `unranked`: why the program's layers cannot be told apart; then none is left float.
     """
-    run = _Search(tries, budget, gains)
+    run = _Search(tries, budget, gains, unranked)
     ended = ""
     try:
         run.whole(first, failed, steps)
@@ -96,8 +96,10 @@ def search(
 
 
 class _Search:
-    def __init__(self, tries: Tries, budget: Budget, gains: Callable[[tuple[Layer, ...]], dict[str, float]]):
-        self._tries, self._budget, self._gains = tries, budget, gains
+    def __init__(
+        self, tries: Tries, budget: Budget, gains: Callable[[tuple[Layer, ...]], dict[str, float]], unranked: str
+    ):
+        self._tries, self._budget, self._gains, self._unranked = tries, budget, gains, unranked
         self.ranked: tuple[Ranked, ...] = ()
 
     def whole(self, first: Setup, failed: GateRow, steps: tuple[Setup | Try, ...]) -> None:
@@ -116,6 +118,9 @@ class _Search:
         self._mixed(nearest)
 
     def _mixed(self, base: Setup) -> None:
+        if self._unranked:
+            self._tries.note(Try("int8 with layers float", False, self._unranked))
+            return
         layers = self._tries.layers(base)
         self.ranked = ranked(layers, self._tries.kept_gains(base, lambda: self._gains(layers)))
         most = most_float(self.ranked)

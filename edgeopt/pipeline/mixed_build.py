@@ -41,7 +41,7 @@ def search_for(
     tries = Tries(ground, ground.job.workdir / FOLDER, key, told)
     found = mixed.search(
         tries, first, failed, Budget(minutes), steps=_steps(first, ground),
-        gains=lambda layers: _gains(layers, ground, failed, floats),
+        gains=lambda layers: _gains(layers, ground, failed, floats), unranked=_unranked(ground),
     )  # fmt: skip
     if found.setup is None:
         for made in _what_remains(floats):
@@ -64,6 +64,12 @@ def _steps(first: Setup, ground: Ground) -> tuple[Setup | Try, ...]:
     elif first != Setup(True, True):
         steps.append(Setup(True, True))
     return tuple(steps)
+
+
+def _unranked(ground: Ground) -> str:
+    if isinstance(ground.optimized, ExportedGraph):
+        return ""
+    return "what each layer costs is measured in a graph of torch; of an ONNX file, name nodes in 'keep_float'"
 
 
 def _gains(layers: tuple[Layer, ...], ground: Ground, failed: GateRow, floats: tuple[GateRow, ...]) -> dict[str, float]:

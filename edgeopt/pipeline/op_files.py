@@ -34,6 +34,8 @@ def check(job: Job) -> None:
     reasons = {
         "torchscript": custom.missing_in_torch(there),
         "onnxruntime": op_library.missing_for(_all(custom.onnxruntime.values()), there),
+        "openvino": "OpenVINO has no such operators, and no extension of it is built here",
+        "aoti": "a package of AOTInductor cannot carry operators that are not torch's own",
         "tensorrt": op_library.missing_for(_all(custom.tensorrt.values()), there),
     }
     found = {backend: reasons[backend] for backend in job.profile.backends}

@@ -32,6 +32,24 @@ def shapes_at(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[st
     return {spec.name: [sizes.get(n, n) if isinstance(n, str) else n for n in spec.shape] for spec in inputs}
 
 
+def name_axes(graph: GraphProto, inputs: Sequence[TensorSpec]) -> None:
+    """Write the names and sizes of `inputs` over the axes that the graph's inputs leave open.
+
+    A size that the graph fixes stays, for a check to see.
+    """
+    specs = {spec.name: spec for spec in inputs}
+    for value in graph.input:
+        if value.name not in specs:
+            continue
+        for dim, size in zip(value.type.tensor_type.shape.dim, specs[value.name].shape, strict=False):
+            if dim.HasField("dim_value"):
+                continue
+            if isinstance(size, str):
+                dim.dim_param = size
+            else:
+                dim.dim_value = size
+
+
 def walk(model: ModelProto, shapes: Mapping[str, Sequence[int | str]], sizes: Mapping[str, int]) -> Walk:
     """The file's operators with its inputs at `shapes`; `sizes` are noted as those that were asked for."""
     inferred = _inferred(model, shapes)

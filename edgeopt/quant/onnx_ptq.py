@@ -24,6 +24,7 @@ from edgeopt.program import OnnxGraph, Signature
 from edgeopt.program import batches as _batches
 from edgeopt.program.data import empty
 from edgeopt.program.onnx_session import open_session
+from edgeopt.program.onnx_walk import name_axes
 from edgeopt.progress import SILENT, Progress
 from edgeopt.quant import findings, off_centre, onnx_placement
 from edgeopt.quant.prepare import in_words
@@ -121,7 +122,7 @@ def _at_opset(model: onnx.ModelProto, program: OnnxGraph) -> onnx.ModelProto:
     for value in model.graph.output:
         kind, shape = value.type.tensor_type.elem_type, outputs[value.name].shape
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shape))
-    _name_axes(model.graph, program.signature)
+    name_axes(model.graph, program.signature.inputs)  # so that inference tells them apart
     if opset >= OPSET:
         return model
     try:
@@ -131,17 +132,6 @@ def _at_opset(model: onnx.ModelProto, program: OnnxGraph) -> onnx.ModelProto:
             f"int8 needs opset {OPSET}, and onnx cannot convert the file from opset {opset}: {first_line(why)}",
             where="stage 'quantize'", todo=f"export it with opset {OPSET} or later",
         ) from why  # fmt: skip
-
-
-def _name_axes(graph: onnx.GraphProto, signature: Signature) -> None:
-    """The project's axes in place of what the file calls them, so that inference tells them apart."""
-    specs = {spec.name: spec for spec in signature.inputs}
-    for value in graph.input:
-        if value.name not in specs:
-            continue
-        for dim, size in zip(value.type.tensor_type.shape.dim, specs[value.name].shape, strict=False):
-            if isinstance(size, str) and not dim.HasField("dim_value"):
-                dim.dim_param = size
 
 
 def _with_weights_inside(model: onnx.ModelProto) -> onnx.ModelProto:

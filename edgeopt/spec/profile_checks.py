@@ -8,15 +8,17 @@ from edgeopt.spec.profile_values import Profile, Target
 
 # (backend, kind of target, architecture or None for any) -> what its CPU gains from beside fp32: integer kernels; a
 # file of half the size, which onnxruntime computes in fp32 between casts that it inserts itself (its issue 11831); and
-# torch's bf16, which oneDNN has kernels for on x86
+# bf16, which oneDNN has kernels for on x86: torch's on each, OpenVINO's where the CPU has the instructions
 _CPU_PRECISIONS = (
     ("onnxruntime", "cpu", None, ("fp16", "int8")),
     ("onnxruntime", "jetson", None, ("int8",)),  # its GPU has fp16
-    ("openvino", "cpu", "x86_64", ("int8",)),
+    ("openvino", "cpu", "x86_64", ("bf16", "int8")),
     ("torchscript", "cpu", "x86_64", ("bf16",)),
 )
 # what lowering writes; the hardware may know more
 _WRITTEN = ("fp32", "fp16", "bf16", "int8")
+# in OpenVINO: with others INFERENCE_PRECISION_HINT goes on reading f32 (measured, 2026.4)
+_BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 _BF16_BY_ONNX = "nothing here runs an ONNX file in bf16 and could prove it: onnxruntime's CPU has no such kernels"
 
 
@@ -51,14 +53,25 @@ def refusal(precision: str, backend: str, target: Target) -> str | None:
 
 def by_flag(precision: str, backend: str, profile: Profile) -> bool:
     """Whether the backend makes the 16-bit precision of the fp32 file itself, as TensorRT's builder flags do."""
+    if backend == "openvino":
+        return precision == "bf16"
     return backend == "tensorrt" and precision in HALF_PRECISIONS and profile.precision.mechanism != "strong-typed"
 
 
 def _refusal_on_cpu(precision: str, backend: str, target: Target) -> str | None:
     for name, kind, arch, precisions in _CPU_PRECISIONS:
         if (name, kind) == (backend, target.kind) and arch in (None, target.arch) and precision in precisions:
-            return None
+            return _without_bf16(target) if (backend, precision) == ("openvino", "bf16") else None
     return f"{backend} has no {precision} kernels that gain anything on this CPU"
+
+
+def _without_bf16(target: Target) -> str | None:
+    if _BF16_FLAGS & set(target.cpu_features):
+        return None
+    return (
+        f"OpenVINO computes in bf16 on CPUs with {' or '.join(sorted(_BF16_FLAGS))}, and target.cpu_features names "
+        "neither; `build --on HOST` reads them from the device"
+    )
 
 
 def _refusal_of_bf16(backend: str, target: Target) -> str | None:

@@ -204,6 +204,31 @@ def test_a_users_file_of_an_integer_model_is_named_int8(case, written, tmp_path)
     assert onnx_export.write(given, tmp_path, opset_max=17).name == "int8.onnx"
 
 
+@pytest.mark.parametrize("how", ["as a number", "as an axis of one size"])
+def test_sizes_that_the_project_fixes_are_written_into_a_file_that_leaves_them_open(how, case, written, tmp_path):
+    signature = case("transformer").program.signature
+    only = {"batch": 2, "time": 9}
+    if how == "as a number":
+        inputs = tuple(
+            spec.model_copy(update={"shape": tuple(only.get(s, s) for s in spec.shape)}) for spec in signature.inputs
+        )
+        changed = dataclasses.replace(signature, inputs=inputs, axes={})
+        outputs = tuple(
+            spec.model_copy(update={"shape": tuple(only.get(s, s) for s in spec.shape)}) for spec in signature.outputs
+        )
+        changed = dataclasses.replace(changed, outputs=outputs)
+    else:
+        axes = {
+            n: a.model_copy(update=dict.fromkeys(("min", "opt", "max"), only[n])) for n, a in signature.axes.items()
+        }
+        changed = dataclasses.replace(signature, axes=axes)
+    given = OnnxGraph(signature=changed, reference=(), model=onnx.load(written("transformer", 17)[1]))
+    file = onnx_export.write(given, tmp_path, opset_max=17)
+    assert all(isinstance(size, int) for spec in (*file.inputs, *file.outputs) for size in spec.shape)
+    inputs = case("transformer").inputs(**only)
+    assert largest_error(case("transformer").expected(inputs), run(tmp_path / file.name, inputs)) < 1e-5
+
+
 def test_a_declared_axis_that_the_graph_fixes_is_refused(case, tmp_path):
     program = case("residual").program
     inputs = tuple(s.model_copy(update={"shape": ("batch", 3, "side", 16)}) for s in program.signature.inputs)

@@ -13,7 +13,7 @@ from edgeopt.errors import LoweringError
 from edgeopt.onboard import ov
 from edgeopt.program import OnnxGraph
 from edgeopt.spec.manifest import TensorSpec
-from edgeopt.spec.profile import load_profile
+from edgeopt.spec.profile import load_profile, precisions_of
 
 
 def opened(made, folder, lowered, threads=1):
@@ -137,3 +137,37 @@ def test_operators_of_other_domains_are_refused_by_name(case, profile, tmp_path)
     program = OnnxGraph(signature=signature, reference=(), model=model)
     lowered = openvino.lower(program, profile("x86-cpu"), tmp_path)
     assert not lowered.candidates and "com.microsoft::Gelu" in lowered.refused[0].reason
+
+
+def with_bf16(tmp_path, features):
+    (tmp_path / "box.yaml").write_text(
+        "base: x86-cpu\nbackends: [openvino, torchscript]\n"
+        f"precision: {{allowed: [fp32, bf16]}}\ntarget: {{cpu_features: [{features}]}}\n"
+    )
+    return load_profile(str(tmp_path / "box.yaml"))
+
+
+def test_bf16_is_the_fp32_file_loaded_with_another_flag(case, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    lowered = openvino.lower(case("residual").program, with_bf16(tmp_path, "avx2, amx_bf16"), out)
+    assert lowered.files == ("float.onnx",) and not lowered.refused
+    fp32, bf16 = lowered.candidates
+    assert (bf16.name, bf16.precision, bf16.file) == ("openvino-bf16", "bf16", fp32.file)
+    assert bf16.flags == {**fp32.flags, "inference_precision": "bf16"}
+
+
+def test_bf16_is_refused_where_the_profile_names_no_cpu_that_has_it(case, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    profile = with_bf16(tmp_path, "avx2, avx512_vnni")
+    assert precisions_of(profile, "openvino") == ("fp32",) and precisions_of(profile, "torchscript") == ("fp32", "bf16")
+    lowered = openvino.lower(case("residual").program, profile, out)
+    assert [c.name for c in lowered.candidates] == ["openvino-fp32"]
+    (refused,) = lowered.refused
+    assert refused.candidate == "openvino-bf16" and "amx_bf16 or avx512_bf16" in refused.reason
+
+
+def test_the_integer_file_has_no_bf16_candidate(case, tmp_path):
+    lowered = openvino.lower(case("unsigned").program, with_bf16(tmp_path, "amx_bf16"), tmp_path)
+    assert [c.name for c in lowered.candidates] in (["openvino-int8"], [])

@@ -31,7 +31,7 @@ def test_list_as_json():
     rows = {row["name"]: row for row in json.loads(edgeopt("list", "--json").stdout)}
     assert list(rows) == profile_names()
     assert rows["xavier"]["jetpacks"] == ["4.6.0", "4.6", "5.0", "5.1"]
-    assert rows["x86-cpu"]["sm"] is None and rows["x86-cpu"]["backends"] == ["onnxruntime", "torchscript"]
+    assert rows["x86-cpu"]["sm"] is None and rows["x86-cpu"]["backends"] == ["onnxruntime", "openvino", "torchscript"]
 
 
 def test_show_prints_the_resolved_profile_as_yaml_and_as_json():

@@ -20,7 +20,7 @@ import torch
 import edgeopt
 from edgeopt.runtime.artifact import Artifact
 from tests.mixed_project import mixed_project
-from tests.small_project import run_edgeopt, write_project
+from tests.small_project import BACKENDS, run_edgeopt, write_project
 
 
 def build(project: Path, out: Path, *options: str, profile: str = "x86-cpu") -> subprocess.CompletedProcess:
@@ -127,7 +127,7 @@ def test_an_unchanged_rebuild_imports_neither_torch_nor_user_code(built, tmp_pat
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert not {'torch', 'onnx', 'onnxruntime', 'model', 'data'} & set(sys.modules)\n"
     )
-    argv = ["build", "--profile", "x86-cpu", "--project", str(project), "--out"]
+    argv = ["build", "--profile", "x86-cpu", *BACKENDS, "--project", str(project), "--out"]
     for out in (folder, tmp_path / "other.edgeopt"):  # as it stands, and put back from the cache
         done = subprocess.run([sys.executable, "-c", code, *argv, str(out)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -173,6 +173,7 @@ def test_a_killed_build_leaves_no_artifact_and_resumes_at_the_last_finished_stag
         "build",
         "--profile",
         "x86-cpu",
+        *BACKENDS,
         "--project",
         str(project),
         "--out",
@@ -287,7 +288,9 @@ def test_limits_that_nothing_keeps_leave_no_artifact(tmp_path):
 
 def test_an_interrupted_build_says_so_and_leaves_nothing(tmp_path):
     project = write_project(tmp_path / "project", without=("train", "loss", "qat"))
-    argv = ["build", "--profile", "x86-cpu", "--project", str(project), "--out", str(tmp_path / "out.edgeopt")]
+    argv = [
+        "build", "--profile", "x86-cpu", *BACKENDS, "--project", str(project), "--out", str(tmp_path / "out.edgeopt"),
+    ]  # fmt: skip
     child = subprocess.Popen(
         [sys.executable, "-m", "edgeopt", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -73,3 +73,20 @@ def test_a_machine_without_openvino_drops_it_in_a_sentence_and_builds(tmp_path):
     assert [c.name for c in manifest.candidates] == ["onnxruntime-fp32"]
     reasons = {r.candidate: r.reason for r in manifest.refused}
     assert reasons["openvino-fp32"] == "missing-runtime: the device has no openvino: install openvino with pip"
+
+
+def test_bf16_of_another_cpu_is_judged_here_in_fp32_and_said_so(tmp_path):
+    project = write_project(tmp_path / "project", without=("train", "loss", "qat", "calibration"))
+    done = run_edgeopt(
+        "build", "--profile", "x86-cpu", "--project", str(project), "--out", str(tmp_path / "out"),
+        "--set", "profile.backends=[openvino]", "--set", "profile.precision.allowed=[fp32, bf16]",
+        "--set", "profile.target.cpu_features=[avx2, amx_bf16, avx1024]",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "judged by openvino here in fp32" in done.stdout + done.stderr
+    rows = {row["name"]: row for row in record_of(tmp_path / "out")["candidates"]}
+    assert rows["openvino-bf16"]["result"]["failure"] is None
+    assert rows["openvino-bf16"]["result"]["max_abs_error"] == rows["openvino-fp32"]["result"]["max_abs_error"]
+    shipped = {c.name: c for c in Artifact.open(tmp_path / "out").manifest.candidates}
+    assert shipped["openvino-bf16"].flags["inference_precision"] == "bf16"
+    assert shipped["openvino-bf16"].tolerance.sqnr_db == 20

@@ -15,7 +15,7 @@ import pytest
 
 from edgeopt.runtime.artifact import Artifact
 from tests.native import ort_library, torch_library
-from tests.small_project import run_edgeopt, write_project
+from tests.small_project import BACKENDS, run_edgeopt, write_project
 
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
@@ -166,12 +166,12 @@ def test_cached_stages_are_read_with_the_operators_loaded(built, tmp_path):
 
 def test_a_fully_cached_build_runs_no_library(built, tmp_path):
     folder, _, _ = built
-    code = "import sys, runpy\nsys.argv = ['edgeopt', 'build', '--profile', sys.argv[1]]\n"
+    code = "import sys, runpy\nsys.argv = ['edgeopt', 'build', '--profile', *sys.argv[1:]]\n"
     code += "try:\n    runpy.run_module('edgeopt', run_name='__main__')\n"
     code += "except SystemExit as end:\n    assert not end.code\n"
     code += "print([m for m in ('torch', 'bars_ops', 'onnxruntime') if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code, PROFILES[HERE]], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-c", code, PROFILES[HERE], *BACKENDS], cwd=folder, capture_output=True, text=True
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
 

@@ -129,6 +129,21 @@ def test_our_own_int8_is_recognised_and_left_alone(built, tmp_path):
     assert [row["name"] for row in record["candidates"]] == ["onnxruntime-int8"]
 
 
+def test_a_file_whose_int8_keeps_no_limit_ships_as_float_and_says_what_was_not_tried(built, tmp_path):
+    """Its layers are not ranked as a graph of torch has them, and the build goes on."""
+    lossy = project(tmp_path / "project", evaluate="data.py:spread", limits={"metric_drop": {"spread": 1e-4}})
+    (lossy / "given.onnx").write_bytes((built[0] / "given.onnx").read_bytes())
+    # ranges of far larger inputs than those that count, which all become the same step
+    data = (lossy / "data.py").read_text().replace("seed, 8)}", "seed, 8) * 1e4}")
+    data += 'def spread(predict):\n    return {"spread": float(predict({"x": rows(9)[:8]})["y"].std(0).mean())}\n'
+    (lossy / "data.py").write_text(data)
+    printed, record = build(lossy, tmp_path / "out.edgeopt")
+    assert {c.precision for c in Artifact.open(tmp_path / "out.edgeopt").manifest.candidates} == {"fp32"}
+    tries = {made["what"]: made["reason"] for made in record["mixed_precision"]["tries"]}
+    assert "name nodes in 'keep_float'" in tries["int8 with layers float"]
+    assert "name nodes in 'keep_float'" in printed
+
+
 def branch(folder: Path) -> None:
     inside = [helper.make_node("Conv", ["x", "w"], ["inner"])]
     value = helper.make_tensor_value_info

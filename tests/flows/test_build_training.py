@@ -18,7 +18,7 @@ from edgeopt.flows.build import Built, build
 from edgeopt.pipeline.job import Job
 from edgeopt.spec.profile import load_profile
 from edgeopt.spec.project import load_project
-from tests.small_project import write_project
+from tests.small_project import BACKENDS, write_project
 
 KILLING = """
 import os, signal
@@ -36,7 +36,18 @@ QAT = {"epochs": 4, "learning_rate": 1e-2}
 
 
 def run(project: Path, *options: str, launcher: tuple[str, ...] = (), **environment: str):
-    argv = [sys.executable, *launcher, "-m", "edgeopt", "build", "--profile", "x86-cpu", "--project", str(project)]
+    argv = [
+        sys.executable,
+        *launcher,
+        "-m",
+        "edgeopt",
+        "build",
+        "--profile",
+        "x86-cpu",
+        *BACKENDS,
+        "--project",
+        str(project),
+    ]
     return subprocess.run(
         [*argv, "--until", "qat", "--json", *options], env={**os.environ, **environment},
         capture_output=True, text=True, timeout=280,

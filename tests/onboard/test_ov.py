@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from edgeopt import onboard
+from edgeopt.onboard import environment
 from edgeopt.runtime import tensors
 from edgeopt.spec.manifest import TensorRef, TensorSpec
 from tests.onboard.asking import ask, request_of
@@ -107,3 +108,28 @@ def test_it_loads_without_torch(tmp_path):
         [sys.executable, "-c", code, str(artifact.folder)], capture_output=True, text=True, cwd=tmp_path
     )
     assert (done.returncode, done.stdout) == (0, "(2, 3)\n"), done.stderr
+
+
+BF16_HERE = {"amx_bf16", "avx512_bf16"} & set(environment.describe()["cpu_flags"])
+
+
+def test_a_bf16_candidate_computes_in_bf16_or_is_refused_by_a_cpu_without_it(tmp_path):
+    asked = {"inference_precision": "bf16"}
+    chosen = candidate("openvino-bf16", "openvino", "float.onnx", precision="bf16", flags=asked)
+    artifact = tiny_artifact(tmp_path, torchscript=False, candidates=[chosen])
+    result = ask(artifact, request_of(artifact, tmp_path / "out"), tmp_path)["candidates"]["openvino-bf16"]
+    if BF16_HERE:
+        assert result["failure"] is None
+        assert [(r["flag"], r["status"]) for r in result["flags"]] == [("inference_precision", "applied")]
+    else:
+        assert result["failure"]["kind"] == "load"
+        assert result["failure"]["message"] == "OpenVINO computes in f32 on this CPU, not in bf16"
+
+
+def test_a_candidate_in_fp32_goes_on_where_the_cpu_has_no_bf16(tmp_path):
+    artifact = openvino_artifact(tmp_path, flags={"inference_precision": "bf16"})
+    x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    with onboard.load(artifact.folder) as predictor:
+        (said,) = predictor.flags
+        assert said["status"] == ("applied" if BF16_HERE else "refused")
+        np.testing.assert_allclose(predictor.predict({"x": x}), expected(x), atol=0.1 if BF16_HERE else 1e-5)

@@ -17,8 +17,9 @@ from edgeopt.onboard import ort, serving
 from edgeopt.onboard.padding import Padding
 from edgeopt.spec.adaptive import Adaptive
 from edgeopt.spec.manifest import Axis, TensorSpec
-from tests.tiny import expected, tiny_artifact
+from tests.tiny import candidate, expected, tiny_artifact
 
+CANDIDATES = ["onnxruntime-fp32", "openvino-fp32", "torchscript-fp32"]
 READY = ({"n": 2}, {"n": 5})
 
 
@@ -34,13 +35,17 @@ def every_entry_is_kept(monkeypatch):
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory):
-    return tiny_artifact(
-        tmp_path_factory.mktemp("artifact"), adaptive=Adaptive(specialise=READY, build_after=2, entries=3)
-    )
+    candidates = [
+        candidate("onnxruntime-fp32", "onnxruntime", "float.onnx", opset=13),
+        candidate("openvino-fp32", "openvino", "float.onnx", opset=13),
+        candidate("torchscript-fp32", "torchscript", "float.pt"),
+    ]
+    declared = Adaptive(specialise=READY, build_after=2, entries=3)
+    return tiny_artifact(tmp_path_factory.mktemp("artifact"), adaptive=declared, candidates=candidates)
 
 
 @pytest.mark.usefixtures("every_entry_is_kept")
-@pytest.mark.parametrize("candidate", ["onnxruntime-fp32", "torchscript-fp32"])
+@pytest.mark.parametrize("candidate", CANDIDATES)
 def test_declared_sizes_are_ready_before_the_first_call(artifact, candidate):
     with onboard.load(artifact.folder, candidate) as predictor:
         before = predictor.statistics()
@@ -51,7 +56,7 @@ def test_declared_sizes_are_ready_before_the_first_call(artifact, candidate):
 
 
 @pytest.mark.usefixtures("every_entry_is_kept")
-@pytest.mark.parametrize("candidate", ["onnxruntime-fp32", "torchscript-fp32"])
+@pytest.mark.parametrize("candidate", CANDIDATES)
 def test_every_size_gives_the_models_answer_whoever_serves_it(artifact, candidate):
     with onboard.load(artifact.folder, candidate) as predictor:
         for size in (1, 2, 3, 4, 5, 6, 7, 8) * 3:
@@ -122,12 +127,15 @@ def test_a_declared_size_that_the_model_does_not_run_at_fails_the_load(tmp_path)
         onboard.load(artifact.folder)
 
 
-def test_a_session_for_one_size_refuses_others(artifact):
+@pytest.mark.parametrize(
+    "name, said", [("onnxruntime-fp32", "Got: 2 Expected: 3"), ("openvino-fp32", "shape.compatible")]
+)
+def test_a_session_for_one_size_refuses_others(name, said, artifact):
     """It really is of one size, and no dynamic one by another name."""
-    with onboard.load(artifact.folder, "onnxruntime-fp32") as predictor:
+    with onboard.load(artifact.folder, name) as predictor:
         fixed = predictor._program.at({"n": 3})
         np.testing.assert_allclose(fixed.call([x_of(3)])[0], expected(x_of(3)), rtol=1e-5, atol=1e-6)
-        with pytest.raises(Exception, match="Got: 2 Expected: 3"):
+        with pytest.raises(Exception, match=said):
             fixed.call([x_of(2)])
 
 

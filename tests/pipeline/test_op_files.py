@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,6 +18,7 @@ from edgeopt.pipeline.keys import stage_keys
 from edgeopt.program import custom_ops
 from edgeopt.spec.manifest import EngineRecipe
 from edgeopt.spec.profile import load_profile
+from edgeopt.spec.profile_values import BackendName
 from edgeopt.spec.project import load_project
 from tests.native import ort_library
 from tests.tiny import candidate, onnx_model
@@ -104,6 +107,18 @@ def test_an_artifact_in_the_projects_folder_is_none_of_its_sources(tmp_path):
 def test_a_project_that_every_backend_can_serve_is_let_through(tmp_path):
     op_files.check(job(tmp_path))
     op_files.check(job(tmp_path, OTHER))
+
+
+@pytest.mark.parametrize("backend", [b for b in get_args(BackendName) if b != "tensorrt"])
+def test_each_backend_has_its_answer_before_any_work(backend, tmp_path):
+    profile = load_profile(PROFILES[HERE], {"backends": f"[{backend}]", "precision.allowed": "[fp32]"})
+    asked = dataclasses.replace(job(tmp_path), profile=profile)
+    if backend in ("onnxruntime", "torchscript"):
+        op_files.check(asked)
+        return
+    with pytest.raises(ProjectError, match=f"- {backend}: ") as refused:
+        op_files.check(asked)
+    assert "no backend of the profile" in refused.value.what
 
 
 def test_a_library_that_is_none_stops_before_any_work(tmp_path):
