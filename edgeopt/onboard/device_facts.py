@@ -53,7 +53,7 @@ def parse_model(text):
 
 def parse_soc(text):
     """The SoC of the device tree's `compatible`, NUL-separated: 'tegra234'. A TX2's model says only 'quill'."""
-    found = re.findall(r"tegra(?:210|186|194|234|264)", text or "")
+    found = re.findall(r"tegra\d{3}(?!\w)", text or "")
     return found[-1] if found else None
 
 

@@ -3,6 +3,7 @@
 import glob
 import os
 import platform
+import re
 from importlib import machinery
 
 # runtime -> the module that it is imported by
@@ -39,6 +40,19 @@ def version(module):
             if found:
                 return found
     return "unknown"
+
+
+def torch_cuda():
+    """The CUDA that this Python's torch was built for, as in '12.6', from torch/version.py; None where it has none."""
+    spec = machinery.PathFinder.find_spec("torch")
+    if spec is None or not spec.origin:
+        return None
+    try:
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8", errors="replace") as f:
+            found = re.search(r"""^cuda\b[^=\n]*=\s*['"]([0-9.]+)['"]""", f.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return found.group(1) if found else None
 
 
 def _metadata_version(path):

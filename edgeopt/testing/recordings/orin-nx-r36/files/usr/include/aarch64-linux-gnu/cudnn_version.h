@@ -1,0 +1,8 @@
+#ifndef CUDNN_VERSION_H_
+#define CUDNN_VERSION_H_
+
+#define CUDNN_MAJOR 9
+#define CUDNN_MINOR 3
+#define CUDNN_PATCHLEVEL 0
+
+#endif
