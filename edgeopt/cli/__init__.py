@@ -29,6 +29,8 @@ COMMANDS = {
     "activate": ("edgeopt.cli.device:activate", "Switch a device to a release that it holds."),
     "rollback": ("edgeopt.cli.device:rollback", "Switch a device back to its previous release."),
     "deploy": ("edgeopt.cli.deploy:deploy", "Push, prepare, validate and activate; undone when one fails."),
+    "doctor": ("edgeopt.cli.doctor:doctor", "Say now what will fail later, here and on a device."),
+    "compare": ("edgeopt.cli.compare:compare", "Say what changed between two reports, and whether it is noise."),
     "report": ("edgeopt.cli.validate:report", "Show the latest report of an artifact."),
     "profiles": ("edgeopt.cli.profiles:profiles", "List, show and check hardware profiles."),
 }

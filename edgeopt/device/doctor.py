@@ -56,8 +56,10 @@ def unreachable(why: EdgeoptError) -> tuple[Finding, ...]:
     return (first, *(_finding(name, Said("skip", "the device cannot be asked")) for name, _ in CHECKS))
 
 
-def reachable(label: str) -> Finding:
-    return Finding(name="reachable", where="device", verdict="ok", sentence=f"{label} answers, its host key is known")
+def reachable(label: str, *, remote: bool) -> Finding:
+    """The finding of a device that answered."""
+    sentence = f"{label} answers" + (", its host key is known" if remote else "")
+    return Finding(name="reachable", where="device", verdict="ok", sentence=sentence)
 
 
 def failed(findings: Iterable[Finding]) -> tuple[Finding, ...]:

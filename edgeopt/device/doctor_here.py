@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from edgeopt.device.doctor_case import Finding, Needs, Said, fail, ok, skip, warn
 from edgeopt.errors import DeviceError
@@ -19,11 +20,11 @@ from edgeopt.spec.jetpack import version_tuple
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.values import Value
 
+Login = Literal["none", "works", "fails"]  # to the device over SSH; none where this machine is the device
 GIB = 1 << 30
 _PYTHONS = ((3, 10), (3, 13))  # as pyproject.toml
 _OLDEST = {"torch": (2, 11), "onnxruntime": (1, 20), "torchao": (0, 17), "onnx": (1, 18)}  # as pyproject.toml
 _ENGINES = ("docker", "podman")
-_QEMU = {"aarch64": "aarch64", "x86_64": "x86_64"}
 
 
 class Engine(Value):
@@ -64,18 +65,18 @@ def read(connection: Connection, *, arch: str | None, folder: Path) -> HereFacts
     )  # fmt: skip
 
 
-def examine(facts: HereFacts, profile: Profile | None, needs: Needs, *, remote: bool) -> tuple[Finding, ...]:
+def examine(facts: HereFacts, profile: Profile | None, needs: Needs, *, login: Login) -> tuple[Finding, ...]:
     """Every check of this machine, in the table's order."""
     out = []
     for name, check in CHECKS:
-        said: Said = check(facts, profile, needs, remote)
+        said: Said = check(facts, profile, needs, login)
         out.append(
             Finding(name=name, where="here", verdict=said.verdict, sentence=said.sentence, mend=said.mend or None)
         )
     return tuple(out)
 
 
-def python(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
+def python(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
     low, high = _PYTHONS
     if low <= version_tuple(facts.python)[:2] <= high:
         return ok(f"Python {facts.python}")
@@ -85,7 +86,7 @@ def python(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool
     )
 
 
-def packages(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
+def packages(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
     """What a build needs, beside what the profile's backends add."""
     wanted = dict(_OLDEST)
     if "openvino" in needs.backends:
@@ -103,7 +104,7 @@ def packages(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bo
     return fail("a build needs more: " + ", ".join(words), mend)
 
 
-def torch_age(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
+def torch_age(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
     """The torch that writes TorchScript files against the one that loads them."""
     newest = profile.target.torch.max if profile and profile.target.torch else None
     if newest is None or "torchscript" not in needs.backends or "torch" not in facts.packages:
@@ -116,7 +117,7 @@ def torch_age(facts: HereFacts, profile: Profile | None, needs: Needs, remote: b
     )
 
 
-def container(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
+def container(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
     usable = [e for e in facts.engines if not e.complaint]
     if usable:
         return ok(", ".join(f"{e.name} {e.version or ''}".strip() for e in usable))
@@ -130,7 +131,7 @@ def container(facts: HereFacts, profile: Profile | None, needs: Needs, remote: b
     return warn(f"{engine.name} is there and cannot be used: {engine.complaint}", mend)
 
 
-def emulation(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
+def emulation(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
     if profile is None or profile.target.arch == facts.arch:
         return skip("the target's programs run here as they are")
     wanted = profile.target.arch
@@ -147,19 +148,19 @@ def emulation(facts: HereFacts, profile: Profile | None, needs: Needs, remote: b
     return ok(f"{wanted} runs by qemu {facts.qemu}; what is timed so is no evidence")
 
 
-def ssh(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
+def ssh(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
     if facts.ssh:
         return ok(facts.ssh)
-    if not remote:
+    if login == "none":
         return skip("no device is asked over SSH")
     return warn("no ssh client: edgeopt needs none, the commands that mend do", "sudo apt install -y openssh-client")
 
 
-def keys(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
-    if not remote:
+def keys(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
+    if login == "none":
         return skip("no device is asked over SSH")
     held = f"the agent holds {facts.agent_keys}" if facts.agent_keys else "no agent holds one"
-    if facts.agent_keys or facts.keys:
+    if login == "works" or facts.agent_keys or facts.keys:
         return ok(f"keys: {', '.join(facts.keys) or 'none in ~/.ssh'}; {held}")
     return warn(
         "there is no key in ~/.ssh and no agent holds one: only an IdentityFile of ~/.ssh/config can log in",
@@ -167,7 +168,7 @@ def keys(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) 
     )
 
 
-def disk(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) -> Said:
+def disk(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) -> Said:
     if not facts.disk_writable:
         return fail(f"{facts.disk_path} cannot be written", f"sudo chown $USER {facts.disk_path}")
     free = facts.disk_free_bytes
@@ -180,7 +181,7 @@ def disk(facts: HereFacts, profile: Profile | None, needs: Needs, remote: bool) 
     return warn(f"{said}: a build keeps every stage there", mend) if free < 2 * GIB else ok(said)
 
 
-CHECKS: tuple[tuple[str, Callable[[HereFacts, Profile | None, Needs, bool], Said]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[HereFacts, Profile | None, Needs, Login], Said]], ...] = (
     ("python", python),
     ("packages", packages),
     ("torch against the target", torch_age),
@@ -228,7 +229,7 @@ def _engine(connection: Connection, name: str) -> Engine:
 
 
 def _binfmt(arch: str | None) -> tuple[str | None, str]:
-    path = Path(f"/proc/sys/fs/binfmt_misc/qemu-{_QEMU.get(arch or '', arch)}")
+    path = Path(f"/proc/sys/fs/binfmt_misc/qemu-{arch}")
     try:
         return parse_binfmt(path.read_text())
     except OSError:
@@ -236,7 +237,7 @@ def _binfmt(arch: str | None) -> tuple[str | None, str]:
 
 
 def _qemu_version(connection: Connection, interpreter: str | None) -> str | None:
-    said = _first(connection, [interpreter, "--version"]) if interpreter else None
+    said = _first(connection, [str(Path(interpreter).resolve()), "--version"]) if interpreter else None
     found = re.search(r"version (\d+(?:\.\d+)*)", said or "")
     return found.group(1) if found else None
 

@@ -145,7 +145,7 @@ def tensorrt(case: Case) -> Said:
         return skip("TensorRT is not among the backends")
     there, wanted = case.facts.tensorrt, case.profile.target.tensorrt if case.profile else None
     if there is None:
-        return fail("TensorRT is not installed on the device", _install(case, "tensorrt"))
+        return _lacking(case, "TensorRT is not installed on the device", _install(case, "tensorrt"))
     found = version_tuple(there)
     if wanted is None or found[:2] == version_tuple(wanted)[:2]:
         return ok(f"TensorRT {there}")
@@ -194,7 +194,8 @@ def trtexec(case: Case) -> Said:
     path = case.probe.trtexec or case.facts.commands.get("trtexec")
     if path:
         return ok(f"trtexec is {path}")
-    return fail("there is no trtexec, which builds the engines", case.on_device("sudo apt install -y libnvinfer-bin"))
+    what = "there is no trtexec, which builds the engines"
+    return _lacking(case, what, case.on_device("sudo apt install -y libnvinfer-bin"))
 
 
 def gpu(case: Case) -> Said:
@@ -251,6 +252,12 @@ def cpu(case: Case) -> Said:
     return ok("the CPU has the instructions of the profile")
 
 
+def _lacking(case: Case, what: str, mend: str) -> Said:
+    """What keeps TensorRT from running: a failure where nothing else is left to run."""
+    others = [name for name in case.needs.backends if name != "tensorrt" and _runs(case, name)]
+    return warn(f"{what}: left is {', '.join(others)}", mend) if others else fail(what, mend)
+
+
 def _row(case: Case) -> tuple[jetpack.Release, bool] | None:
     of = jetpack.module(case.facts.module) if case.facts.module else None
     return jetpack.release_for_l4t(case.facts.l4t, of) if case.facts.l4t else None
@@ -297,5 +304,13 @@ def _install(case: Case, backend: str) -> str:
         low, high = _torch_range(case)
         wheel = f"torch-{low}..{high}-cp{row[0].python.replace('.', '')}-linux_aarch64.whl"
         return case.on_device(f"{case.python} -m pip install {wheel}") + f"  # NVIDIA's wheel for JetPack {row[0].jetpack}"
+    if name == "torch" and case.profile and case.profile.target.torch:
+        return case.on_device(f"{case.python} -m pip install '{_range_of_pip(*_torch_range(case))}'")
     pinned = _LAST_ONNXRUNTIME.get(version_tuple(case.facts.python or "")[:2]) if name == "onnxruntime" else None
     return case.on_device(f"{case.python} -m pip install {name}" + (f"=={pinned}" if pinned else ""))
+
+
+def _range_of_pip(low: str | None, high: str | None) -> str:
+    """('1.11', '2.1') -> 'torch>=1.11,<=2.1.99': every patch release of the newest."""
+    bounds = [f">={low}"] if low else []
+    return "torch" + ",".join(bounds + ([f"<={high}.99"] if high else []))

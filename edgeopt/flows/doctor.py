@@ -9,12 +9,14 @@ from edgeopt.device import doctor as table
 from edgeopt.device import doctor_here, facts
 from edgeopt.device.doctor_case import Case, Finding, Needs, needs_of
 from edgeopt.device.doctor_probe import probe
-from edgeopt.errors import DeviceError, EdgeoptError, HostError, TransferError
+from edgeopt.errors import ArtifactError, DeviceError, HostError, TransferError
 from edgeopt.ports.connection import Connection
 from edgeopt.ports.local import LABEL, LocalConnection
 from edgeopt.runtime.artifact import Artifact
-from edgeopt.spec.limits import Limits
+from edgeopt.spec.limits import Limits, stricter
 from edgeopt.spec.profile import Profile
+from edgeopt.spec.project import Project
+from edgeopt.spec.values import validate
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Asked:
 
     profile: Profile | None = None
     artifact: Artifact | None = None
+    project: Project | None = None
     host: str | None = None
     python: str = "python3"
     root: str | None = None
@@ -54,19 +57,19 @@ class Diagnosis:
 
 def doctor(connection: Connection, asked: Asked) -> Diagnosis:
     """Look at this machine and at the device. A device that cannot be reached is a finding, not an error."""
-    needs = needs_of(asked.profile) if asked.artifact is None else _needs_of_artifact(asked.artifact)
+    needs = _needs(asked)
     arch = asked.profile.target.arch if asked.profile else None
     remote = connection.label != LABEL
     with LocalConnection() as own:
         here = doctor_here.read(own, arch=arch, folder=asked.folder)
-    findings = doctor_here.examine(here, asked.profile, needs, remote=remote)
-    return Diagnosis(
-        connection.label if not remote else asked.host or connection.label,
-        asked.profile.name if asked.profile else None, findings + _of_device(connection, asked, needs),
-    )  # fmt: skip
+    of_device = _of_device(connection, asked, needs, remote)
+    login = "none" if not remote else "works" if of_device[0].verdict == "ok" else "fails"
+    findings = doctor_here.examine(here, asked.profile, needs, login=login)
+    name = asked.profile.name if asked.profile else None
+    return Diagnosis(asked.host or connection.label, name, findings + of_device)
 
 
-def _of_device(connection: Connection, asked: Asked, needs: Needs) -> tuple[Finding, ...]:
+def _of_device(connection: Connection, asked: Asked, needs: Needs, remote: bool) -> tuple[Finding, ...]:
     root = asked.root or (asked.profile.root if asked.profile else None)
     if asked.artifact is not None:
         root = root or asked.artifact.manifest.root
@@ -77,22 +80,23 @@ def _of_device(connection: Connection, asked: Asked, needs: Needs) -> tuple[Find
     except (HostError, TransferError, DeviceError) as why:
         return table.unreachable(why)
     case = Case(known, tried, needs, asked.profile, asked.host, asked.python)
-    return (table.reachable(connection.label), *table.examine(case))
+    return (table.reachable(connection.label, remote=remote), *table.examine(case))
+
+
+def _needs(asked: Asked) -> Needs:
+    needs = _needs_of_artifact(asked.artifact) if asked.artifact is not None else needs_of(asked.profile)
+    if asked.project is None:
+        return needs
+    both = stricter(Limits(peak_rss_mb=needs.peak_rss_mb), asked.project.limits)
+    return needs.model_copy(update={"peak_rss_mb": both.peak_rss_mb})
 
 
 def _needs_of_artifact(artifact: Artifact) -> Needs:
     manifest = artifact.manifest
-    candidates = manifest.candidates
-    opsets = [c.opset for c in candidates if c.opset is not None]
+    opsets = [c.opset for c in manifest.candidates if c.opset is not None]
+    limits = validate(Limits, manifest.limits, source=f"{artifact.folder}: limits", error=ArtifactError)
     return Needs(
-        backends=tuple(dict.fromkeys(c.runtime for c in candidates)), onnx_opset=max(opsets, default=None),
-        size_bytes=sum(file.size for file in manifest.files.values()), peak_rss_mb=_limits(artifact).peak_rss_mb,
+        backends=tuple(dict.fromkeys(c.runtime for c in manifest.candidates)), onnx_opset=max(opsets, default=None),
+        size_bytes=sum(file.size for file in manifest.files.values()), peak_rss_mb=limits.peak_rss_mb,
         op_libraries=bool(manifest.op_libraries), exact=True,
     )  # fmt: skip
-
-
-def _limits(artifact: Artifact) -> Limits:
-    from edgeopt.errors import ArtifactError
-    from edgeopt.spec.values import validate
-
-    return validate(Limits, artifact.manifest.limits, source=f"{artifact.folder}: limits", error=ArtifactError)
