@@ -28,6 +28,15 @@ class Interval(Value):
     method: Literal["wilson", "bootstrap", "normal"]
 
 
+class Figure(Value):
+    """A figure with its 95 % interval, taken over so many rounds."""
+
+    value: float
+    low: float
+    high: float
+    rounds: int
+
+
 class CandidateResult(Value):
     """What the runner measured of one candidate; `failure` set where it gave no figures."""
 
@@ -50,6 +59,20 @@ class CandidateResult(Value):
     warm_up: dict[str, Any] | None = None  # {"calls", "seconds", "stable"}
     uncertain: str | None = None  # why the times are: other work on the machine
     peak_rss_mb: float | None = None
+    max_ms: float | None = None  # the slowest measured call
+    p90_interval_ms: tuple[float, float] | None = None  # 95 %, bootstrap over the rounds
+    p99_interval_ms: tuple[float, float] | None = None
+    fps: float | None = None  # calls a second at p50, or answers a second for throughput
+    cold_start_ms: float | None = None  # loading and the first call
+    peak_gpu_mb: float | None = None  # GPU memory of its process, where runtime or driver tells
+    power_w: Figure | None = None  # of the whole board or package, mean while its calls ran
+    peak_power_w: float | None = None
+    energy_mj: Figure | None = None  # a call, everything that the board used meanwhile
+    energy_above_idle_mj: Figure | None = None  # a call, less what the idle board uses in that time
+    temperature_c: float | None = None  # the hottest sensor while its calls ran
+    clocks_mhz: dict[str, float] = {}  # 'cpu', 'gpu': median while its calls ran
+    throttled_rounds: int = 0  # of the rounds that count, those in which the device throttled
+    drift_percent: Figure | None = None  # soak: median latency of the last quarter over that of the first, less 1
     size_bytes: int | None = None  # of its file
     metrics: dict[str, float] = {}
     intervals: dict[str, Interval] = {}  # of the metrics whose samples are known
@@ -62,6 +85,52 @@ class CandidateResult(Value):
     def ms(self) -> float | None:
         """What candidates are chosen by: p50 of a call, or milliseconds an answer; None where nothing was timed."""
         return 1e3 / self.answers_per_s if self.answers_per_s else self.p50_ms
+
+
+class Source(Value):
+    """Where sensor readings came from: 'tegrastats', 'sysfs', 'nvml', 'nvidia-smi', 'rapl'; `message` says why not."""
+
+    name: str
+    status: Literal["ok", "missing", "failed"]
+    message: str = ""
+
+
+class Throttling(Value):
+    """The device slowed itself down: the cause in words, and when, in seconds since the measurement began."""
+
+    cause: str
+    source: str  # 'cooling', 'over-current', 'current alarm', 'gpu clock', 'cpu clock', strongest evidence first
+    first_s: float
+    last_s: float
+    rounds: int = 0  # measured rounds that it fell into
+    left_out: int = 0  # of them, those that were measured again and do not count
+
+
+class Conditions(Value):
+    """The device while it was measured. None and empty mean that it does not say."""
+
+    power_mode: str | None = None
+    interval_s: float | None = None  # between two samples
+    samples: int = 0
+    sources: tuple[Source, ...] = ()
+    idle_power_w: Figure | None = None  # before the first call; `rounds` counts samples here
+    power_of: str | None = None  # what power and energy are of: 'VDD_IN', 'sum of VDD_GPU_SOC, VDD_CPU_CV, ...'
+    temperatures_start_c: dict[str, float] = {}
+    temperatures_peak_c: dict[str, float] = {}
+    clocks_mhz: dict[str, float] = {}  # median over all measured calls
+    clocks_max_mhz: dict[str, float] = {}
+    throttling: tuple[Throttling, ...] = ()
+
+
+class Moment(Value):
+    """A row of a soak's time series: one turn of all candidates."""
+
+    at_s: float  # since the measurement began
+    ms: dict[str, float] = {}  # candidate -> median of its calls, or milliseconds an answer
+    power_w: float | None = None
+    temperature_c: float | None = None
+    clocks_mhz: dict[str, float] = {}
+    throttled: bool = False
 
 
 class Report(Value):
@@ -80,4 +149,6 @@ class Report(Value):
     candidates: tuple[CandidateResult, ...]
     environment: dict[str, Any]
     simulated: str | None = None
+    conditions: Conditions | None = None
+    series: tuple[Moment, ...] = ()  # where --duration asked for it
     seconds: float
