@@ -27,7 +27,9 @@ def architecture(case: Case) -> Said:
     if there == wanted:
         return ok(f"{there}, as the profile")
     own = "arm64-cpu" if there == "aarch64" else "x86-cpu"
-    return fail(f"the device is {there}, and profile {case.profile.name} is for {wanted}", f"edgeopt build --profile {own}")
+    return fail(
+        f"the device is {there}, and profile {case.profile.name} is for {wanted}", f"edgeopt build --profile {own}"
+    )
 
 
 def module(case: Case) -> Said:
@@ -136,7 +138,10 @@ def torch_cuda(case: Case) -> Said:
             _install(case, "torchscript"),
         )
     if facts.cuda and built[:1] != version_tuple(facts.cuda)[:1]:
-        return fail(f"torch is built for CUDA {facts.torch_cuda}, and the device has {facts.cuda}", _install(case, "torchscript"))
+        return fail(
+            f"torch is built for CUDA {facts.torch_cuda}, and the device has {facts.cuda}",
+            _install(case, "torchscript"),
+        )
     return ok(f"torch is built for CUDA {facts.torch_cuda}")
 
 
@@ -303,7 +308,9 @@ def _install(case: Case, backend: str) -> str:
     if name == "torch" and row:
         low, high = _torch_range(case)
         wheel = f"torch-{low}..{high}-cp{row[0].python.replace('.', '')}-linux_aarch64.whl"
-        return case.on_device(f"{case.python} -m pip install {wheel}") + f"  # NVIDIA's wheel for JetPack {row[0].jetpack}"
+        return (
+            case.on_device(f"{case.python} -m pip install {wheel}") + f"  # NVIDIA's wheel for JetPack {row[0].jetpack}"
+        )
     if name == "torch" and case.profile and case.profile.target.torch:
         return case.on_device(f"{case.python} -m pip install '{_range_of_pip(*_torch_range(case))}'")
     pinned = _LAST_ONNXRUNTIME.get(version_tuple(case.facts.python or "")[:2]) if name == "onnxruntime" else None

@@ -186,7 +186,10 @@ def test_the_last_onnxruntime_for_an_old_python_is_named():
 )
 def test_the_fastest_power_mode_is_known_by_its_name(now, modes, best):
     modes = tuple(PowerMode(name=name, id=i) for i, name in enumerate(modes))
-    assert f"{best} is the fastest" in said(case_of(power_mode=PowerMode(name=now), power_modes=modes), "power mode").sentence
+    assert (
+        f"{best} is the fastest"
+        in said(case_of(power_mode=PowerMode(name=now), power_modes=modes), "power mode").sentence
+    )
 
 
 RECORDINGS = sorted(
@@ -261,7 +264,10 @@ def test_a_fault_of_this_machine_is_told(name, verdict, sentence, mend, changes)
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("enabled\ninterpreter /usr/bin/qemu-aarch64-static\nflags: OCF\noffset 0\n", ("/usr/bin/qemu-aarch64-static", "OCF")),
+        (
+            "enabled\ninterpreter /usr/bin/qemu-aarch64-static\nflags: OCF\noffset 0\n",
+            ("/usr/bin/qemu-aarch64-static", "OCF"),
+        ),
         ("enabled\ninterpreter /q\nflags: \n", ("/q", "")),
         ("disabled\ninterpreter /q\nflags: F\n", (None, "")),
         ("", (None, "")),

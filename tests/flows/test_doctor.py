@@ -65,7 +65,7 @@ def test_an_unknown_host_key_is_told_with_the_command_that_adds_it(sshd, ssh_con
 
 def test_a_greeting_before_every_command_is_told(start_sshd, ssh_config, tmp_path):
     server = start_sshd("noisy")
-    (server.folder / "greet").write_text("#!/bin/sh\necho Welcome to the lab\nexec sh -c \"$SSH_ORIGINAL_COMMAND\"\n")
+    (server.folder / "greet").write_text('#!/bin/sh\necho Welcome to the lab\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
     os.chmod(server.folder / "greet", 0o755)
     greeting = start_sshd("noisy", f'ForceCommand "{server.folder}/greet"')
     found = look(ssh_config(greeting))
