@@ -10,9 +10,7 @@ import click
 @click.command()
 @click.argument("first", metavar="REPORT_A|ARTIFACT", type=click.Path(path_type=Path))
 @click.argument("second", metavar="[REPORT_B|ARTIFACT]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--last", type=click.IntRange(min=2), metavar="N", help="ARTIFACT's newest report against its Nth newest."
-)
+@click.option("--last", type=click.IntRange(min=2), metavar="N", help="ARTIFACT's newest report against its Nth.")
 @click.option("--fail-if-worse", is_flag=True, help="Leave by status 16 where what runs is measurably worse.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context

@@ -16,9 +16,7 @@ _TITLES = {"here": "this machine", "device": "device"}
 
 @click.command()
 @click.argument("host", required=False)
-@click.option(
-    "--profile", "profile_name", metavar="NAME", help="What the device is to run [default: that of --artifact]."
-)
+@click.option("--profile", "profile_name", metavar="NAME", help="What is to run there [default: that of --artifact].")
 @click.option("--artifact", type=click.Path(path_type=Path), help="What exactly is to run there.")
 @click.option("--project", "project_path", type=click.Path(path_type=Path), help="The project file, for its limits.")
 @click.option("--python", metavar="PATH", help="Python on the device [default: python3; without HOST this one].")

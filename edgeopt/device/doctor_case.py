@@ -1,4 +1,4 @@
-"""What doctor's checks are asked about, and what each says: pure values, so that a check needs no device to be tested."""
+"""What doctor's checks are asked about, and what each says: values, so that a check is tested without a device."""
 
 from __future__ import annotations
 

@@ -92,10 +92,8 @@ def packages(facts: HereFacts, profile: Profile | None, needs: Needs, login: Log
     if "openvino" in needs.backends:
         wanted["openvino"] = (2024, 4)
     lacking = [name for name in wanted if name not in facts.packages]
-    old = [
-        f"{name} {facts.packages[name]}" for name, least in wanted.items()
-        if name in facts.packages and version_tuple(facts.packages[name]) and version_tuple(facts.packages[name]) < least
-    ]  # fmt: skip
+    known = {name: version_tuple(facts.packages.get(name, "")) for name in wanted}
+    old = [f"{name} {facts.packages[name]}" for name, least in wanted.items() if known[name] and known[name] < least]
     if not lacking and not old:
         return ok(", ".join(f"{name} {facts.packages[name]}" for name in wanted))
     words = [*(f"{name} is missing" for name in lacking), *(f"{what} is too old" for what in old)]
@@ -113,7 +111,7 @@ def torch_age(facts: HereFacts, profile: Profile | None, needs: Needs, login: Lo
         return ok(f"torch {facts.packages['torch']}, the target has up to {newest}")
     return warn(
         f"torch {facts.packages['torch']} writes the TorchScript files, and the target has {newest} at the most",
-        f"edgeopt build --profile {profile.name} --target-python PYTHON  # one that has torch {newest}: loads them there",
+        f"edgeopt build --profile {profile.name} --target-python PYTHON  # one that has torch {newest}",
     )
 
 

@@ -36,7 +36,8 @@ else
 fi
 for work in "$made" "$temporary"; do
   [ -n "$work" ] || continue
-  mkdir "$work/a" "$work/b" && ln -s a "$work/new" && ln -s b "$work/old" && yes_no renames mv -T "$work/new" "$work/old"
+  mkdir "$work/a" "$work/b" && ln -s a "$work/new" && ln -s b "$work/old" &&
+    yes_no renames mv -T "$work/new" "$work/old"
   yes_no locks flock -n "$work/lock" true
   printf abc > "$work/abc"
   for tool in "sha256sum" "shasum -a 256" "openssl dgst -sha256"; do

@@ -54,7 +54,7 @@ def ratio_of_medians(rounds: Sequence[float], of: Sequence[float]) -> Estimate:
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """b - a with its interval, from the intervals of both (MOVER: Zou and Donner, 2008; of Wilson's: Newcombe, 1998)."""
+    """b - a with its interval, from both intervals (MOVER: Zou and Donner, 2008; of Wilson's: Newcombe, 1998)."""
     value = b.value - a.value
     below = ((b.value - b.low) ** 2 + (a.high - a.value) ** 2) ** 0.5
     above = ((b.high - b.value) ** 2 + (a.value - a.low) ** 2) ** 0.5

@@ -21,7 +21,7 @@ from edgeopt.spec.values import validate
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to run on the device. `host` is as the user wrote it, None for this machine; `folder` where builds lie."""
+    """What is to run there. `host`: as the user wrote it, None for this machine; `folder`: where builds lie."""
 
     profile: Profile | None = None
     artifact: Artifact | None = None

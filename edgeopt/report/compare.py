@@ -1,4 +1,4 @@
-"""A comparison of two reports as text for a terminal: the verdict first, then each candidate, then the circumstances."""
+"""Two reports compared, as text for a terminal: the verdict first, then each candidate, then the circumstances."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ GOOD = Probe(
 GENERATIONS = {
     "R32": ("nano", {
         "module": "nano", "soc": "tegra210", "sm": "5.3", "l4t": "32.7.6", "jetpack": "4.6", "cuda": "10.2",
-        "tensorrt": "8.2.1", "python": "3.6.9", "packages": {"torch": "1.10.0", "numpy": "1.19.4"}, "torch_cuda": "10.2",
+        "tensorrt": "8.2.1", "python": "3.6.9", "packages": {"torch": "1.10.0", "numpy": "1.19.4"},
+        "torch_cuda": "10.2",
     }),
     "R35": ("xavier", {
         "module": "xavier", "soc": "tegra194", "sm": "7.2", "l4t": "35.6.4", "jetpack": "5.1", "cuda": "11.4",
@@ -53,7 +54,8 @@ GENERATIONS = {
     }),
     "Thor": ("thor@7.0", {
         "module": "thor", "soc": "tegra264", "sm": "11.0", "l4t": "38.2.2", "jetpack": "7.0", "cuda": "13.0",
-        "tensorrt": "10.13.3", "python": "3.12.3", "packages": {"torch": "2.9.0", "numpy": "2.1.0"}, "torch_cuda": "13.0",
+        "tensorrt": "10.13.3", "python": "3.12.3", "packages": {"torch": "2.9.0", "numpy": "2.1.0"},
+        "torch_cuda": "13.0",
     }),
 }  # fmt: skip
 
@@ -121,7 +123,8 @@ FAULTS = [
     ("root runs programs", "warn", "noexec", "remount,exec", {"probe": {"root_runs": False}}),
     ("root runs programs", "fail", "libraries", "remount,exec",
      {"probe": {"root_runs": False}, "needs": {"op_libraries": True}}),
-    ("root disk", "fail", "30 MiB free", "df -h", {"disks": (Disk(path="/home/nvidia/.edgeopt", free_bytes=30 * MIB),)}),
+    ("root disk", "fail", "30 MiB free", "df -h",
+     {"disks": (Disk(path="/home/nvidia/.edgeopt", free_bytes=30 * MIB),)}),
     ("root disk", "fail", "are needed", "df -h", {"needs": {"size_bytes": 40 * GIB}}),
     ("root disk", "warn", "500 MiB", "df -h", {"disks": (Disk(path="/", free_bytes=500 * MIB),)}),
     ("tmp folder", "fail", "temporary folder", "du -xsh", {"probe": {"tmp_writes": False}}),
@@ -227,7 +230,8 @@ def test_an_unreachable_device_is_a_finding():
 HERE = HereFacts(
     python="3.11.7", arch="x86_64", ssh="OpenSSH_9.2p1", keys=("id_ed25519",), disk_free_bytes=50 * GIB, disk_path="/w",
     packages={"torch": "2.13.0+cpu", "onnxruntime": "1.32.0", "torchao": "0.18.0", "onnx": "1.20"},
-    engines=(Engine(name="podman", version="4.3"),), binfmt="/usr/bin/qemu-aarch64-static", binfmt_flags="F", qemu="7.2",
+    engines=(Engine(name="podman", version="4.3"),), binfmt="/usr/bin/qemu-aarch64-static",
+    binfmt_flags="F", qemu="7.2",
 )  # fmt: skip
 
 

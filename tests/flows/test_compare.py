@@ -36,9 +36,11 @@ def report(
 ) -> Report:
     candidates = candidates or (candidate(),)
     values = {
-        "artifact": "tiny", "digest": "d" * 64, "profile": "xavier", "host": "jetson", "when_utc": "2026-12-01T00:00:00Z",
+        "artifact": "tiny", "digest": "d" * 64, "profile": "xavier", "host": "jetson",
+        "when_utc": "2026-12-01T00:00:00Z",
         "verdict": "pass", "chosen": candidates[0].name, "reason": "", "checks": (), "candidates": candidates,
-        "environment": {**ENVIRONMENT, **(environment or {})}, "seconds": 1.0, "conditions": Conditions(power_mode=mode),
+        "environment": {**ENVIRONMENT, **(environment or {})}, "seconds": 1.0,
+        "conditions": Conditions(power_mode=mode),
         **fields,
     }  # fmt: skip
     return Report(**values)
