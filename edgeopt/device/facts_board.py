@@ -49,9 +49,11 @@ def model(text: str | None) -> Fields:
 
 
 def desktop_model(small: Mapping[str, str]) -> Fields:
-    """Maker and product by DMI, without the words of boards that nobody named."""
-    names = [small.get(f"/sys/class/dmi/id/{key}", "").strip() for key in ("sys_vendor", "product_name")]
-    return _said(model=" ".join(n for n in names if n and not _PLACEHOLDERS.search(n)) or None)
+    """Maker and product by DMI; nothing where the maker left the words of a board that nobody named."""
+    vendor, product = (small.get(f"/sys/class/dmi/id/{key}", "").strip() for key in ("sys_vendor", "product_name"))
+    if not product or _PLACEHOLDERS.search(product):
+        return {}
+    return {"model": f"{vendor} {product}" if vendor and not product.startswith(vendor) else product}
 
 
 def soc(compatible: str | None, chip_id: str | None, soc_id: str | None) -> Fields:
