@@ -13,7 +13,7 @@ Where the lines were recorded (public logs, shortened):
         completed': collabora/WhisperLive issue 369
 layers  'After concat removal', 'Computing costs for' (--verbose): logs of 8.x and 10.x quoted in NVIDIA's own material
 errors  onnx/onnx-tensorrt issue 800 (operator), open-mmlab/mmdeploy issue 1059 (memory)
-times   exportJSONTrace and exportJSONOutput of samples/common/sampleReporting.cpp
+times   exportJSONTrace, exportJSONOutput and printProlog of samples/common/sampleReporting.cpp
 """
 
 from __future__ import annotations
@@ -171,10 +171,14 @@ def run(given: dict, version: tuple[int, ...], command: str) -> int:
             return failed(command, f"Note: Expected: {np.prod(shape)} values, got {data.size}")
         feeds[value.name] = data.astype(dtype).reshape(shape)
     names, times = [o.name for o in session.get_outputs()], []
-    for _ in range(int(given["iterations"])):
+    say("I", "Starting inference")
+    first = time.perf_counter()
+    while len(times) < int(given["iterations"]) or time.perf_counter() - first < float(given.get("duration", 0)):
         started = time.perf_counter()
         outputs = session.run(names, feeds)
         times.append(1e3 * (time.perf_counter() - started))
+    say("I", "Warmup completed 1 queries over 200 ms")
+    say("I", f"Timing trace has {len(times)} queries over {time.perf_counter() - first:g} s")
     if "exportOutput" in given:
         Path(given["exportOutput"]).write_text(exported(names, outputs))
     if "exportTimes" in given:

@@ -13,6 +13,7 @@ import numpy as np
 
 RESAMPLES = 2000
 _SEED = 0
+_MOST_DRAWN = 400_000  # calls in all resamples of a percentile: a soak has many
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,17 @@ def median(rounds: Sequence[float]) -> Estimate:
     picked = np.random.default_rng(_SEED).integers(0, len(values), (RESAMPLES, len(values)))
     low, high = np.percentile(np.median(values[picked], axis=1), (2.5, 97.5))
     return Estimate(float(np.median(values)), float(low), float(high))
+
+
+def percentile(rounds: Sequence[Sequence[float]], q: float) -> Estimate:
+    """The percentile `q` of all calls; its interval by drawing whole rounds, whose calls resemble each other."""
+    kept = [np.asarray(calls, dtype=np.float64) for calls in rounds if len(calls)]
+    every = np.concatenate(kept)
+    resamples = max(200, min(RESAMPLES, _MOST_DRAWN // len(every)))
+    picked = np.random.default_rng(_SEED).integers(0, len(kept), (resamples, len(kept)))
+    found = [np.percentile(np.concatenate([kept[i] for i in row]), q) for row in picked]
+    low, high = np.percentile(found, (2.5, 97.5))
+    return Estimate(float(np.percentile(every, q)), float(low), float(high))
 
 
 def ratio(rounds: Sequence[float], of: Sequence[float]) -> Estimate:

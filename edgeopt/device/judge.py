@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from edgeopt.spec.limits import Limits
 from edgeopt.spec.manifest import Tolerance
-from edgeopt.spec.report import CandidateResult, Check, Verdict
+from edgeopt.spec.report import CandidateResult, Check, Figure, Verdict
 
 PROXY_SQNR_DB = 20.0  # design: without `evaluate` an artifact keeps at least this against the unoptimised model
 PROXY_TOP1_AGREEMENT = 0.99
@@ -55,15 +55,27 @@ def accuracy(
 
 
 def performance(result: CandidateResult, limits: Limits, *, size_bytes: int | None = None) -> tuple[Check, ...]:
-    """Latency, memory and size against their limits; nothing where there are none."""
+    """Latency, memory, power, energy, temperature and size against their limits; nothing where there are none."""
     size_mb = None if size_bytes is None else size_bytes / (1 << 20)
     rows = (
         ("latency_ms", result.p50_ms, limits.latency_ms, "p50", "ms"),
         ("latency_p99_ms", result.p99_ms, limits.latency_p99_ms, "p99", "ms"),
         ("peak_rss_mb", result.peak_rss_mb, limits.peak_rss_mb, "peak memory", "MiB"),
+        ("power_w", *_with_interval(result.power_w, "mean power", "W", limits.power_w), "W"),
+        ("energy_mj", *_with_interval(result.energy_mj, "energy a call", "mJ", limits.energy_mj), "mJ"),
+        ("temperature_c", result.temperature_c, limits.temperature_c, "the hottest sensor", "°C"),
         ("size_mb", size_mb, limits.size_mb, "file size", "MiB"),
     )
-    return tuple(_at_most(*row) for row in rows if row[2] is not None)
+    return tuple(
+        _at_most(name, value, limit, what, unit) for name, value, limit, what, unit in rows if limit is not None
+    )
+
+
+def _with_interval(found: Figure | None, what: str, unit: str, limit: float | None):
+    """(value, limit, what it is) of a row: the interval stands in the words."""
+    if found is None:
+        return None, limit, what
+    return found.value, limit, f"{what} (95 % interval {found.low:.4g} to {found.high:.4g} {unit})"
 
 
 def _closeness(result: CandidateResult, tolerance: Tolerance) -> Iterable[Check]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edgeopt.device import intervals
+from edgeopt.device import conditions, intervals
 from edgeopt.device.runner import Refs, Response, Run
 from edgeopt.errors import DataError
 from edgeopt.runtime import evaluation, metrics, tensors
@@ -54,8 +54,10 @@ def timing_feed(inputs: Sequence[TensorSpec], axes: Mapping[str, Axis], referenc
     return "reference/0"
 
 
-def candidate_result(candidate: Candidate, response: Response, asked: Questions) -> CandidateResult:
-    """The figures of one candidate; `failure` set where it gave none."""
+def candidate_result(
+    candidate: Candidate, response: Response, asked: Questions, seen: conditions.Observed | None = None
+) -> CandidateResult:
+    """The figures of one candidate; `failure` set where it gave none. `seen` is what sensors said meanwhile."""
     run = response.runs[candidate.name]
     fixed = {"name": candidate.name, "runtime": candidate.runtime, "precision": candidate.precision, "flags": run.flags}
     if run.failure is not None:
@@ -64,13 +66,19 @@ def candidate_result(candidate: Candidate, response: Response, asked: Questions)
         closeness = _closeness(candidate, response, asked)
     except DataError as why:  # an output of another size than the reference: this candidate's fault, not the build's
         return CandidateResult(**fixed, failure=f"run: {why.what}")
+    sensed = conditions.figures(candidate.name, run, seen)
+    times = timed(run, response.noise, asked.mode)
+    doubts = [times.pop("uncertain", None), conditions.slowed_down(seen, sensed.get("throttled_rounds", 0))]
+    times["uncertain"] = "; ".join(doubt for doubt in doubts if doubt) or None
     return CandidateResult(
         **fixed,
         load_s=run.load_s,
         first_call_ms=None if run.first_call_s is None else 1e3 * run.first_call_s,
         peak_rss_mb=None if run.peak_rss_bytes is None else run.peak_rss_bytes / (1 << 20),
+        cold_start_ms=None if run.load_s is None or run.first_call_s is None else 1e3 * (run.load_s + run.first_call_s),
         **_metrics(candidate.name, response, asked),
-        **timed(run, response.noise, asked.mode),
+        **times,
+        **sensed,
         **closeness,
     )
 
@@ -92,9 +100,14 @@ def timed(run: Run, noise: Mapping[str, Any] | None, mode: str = "latency") -> d
         "tried": run.tried, "warm_up": run.warm_up, "uncertain": busy(noise),
     }  # fmt: skip
     if mode == "throughput":
-        return {**fields, "answers_per_s": 1e3 / middle.value}
-    p50, p90, p99 = (1e3 * float(np.percentile(calls, q)) for q in (50, 90, 99))
-    return {**fields, "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "calls": len(calls)}
+        return {**fields, "answers_per_s": 1e3 / middle.value, "fps": 1e3 / middle.value}
+    p50 = 1e3 * float(np.percentile(calls, 50))
+    p90, p99 = (intervals.percentile(run.rounds_s, q) for q in (90, 99))
+    return {
+        **fields, "p50_ms": p50, "p90_ms": 1e3 * p90.value, "p99_ms": 1e3 * p99.value, "max_ms": 1e3 * max(calls),
+        "p90_interval_ms": (1e3 * p90.low, 1e3 * p90.high), "p99_interval_ms": (1e3 * p99.low, 1e3 * p99.high),
+        "fps": 1e3 / p50, "calls": len(calls),
+    }  # fmt: skip
 
 
 def busy(noise: Mapping[str, Any] | None) -> str | None:

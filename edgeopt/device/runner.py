@@ -8,13 +8,16 @@ runner at all.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
+import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -28,6 +31,7 @@ from edgeopt.spec.values import Value, validate
 PROTOCOL = 1
 LOCK_WAIT_S = (1, 900)  # for another measurement: until it is said, and then until it is given up
 
+Watch = Callable[[dict[str, Any]], None]
 Refs = Mapping[str, TensorRef]
 
 
@@ -38,6 +42,7 @@ class Timing:
     `mode` 'throughput' keeps `streams` programs of a candidate busy at once (None: as many as are best) and gives
     seconds / answers. `tune`: the candidates whose threads, spinning and streams are found by trial. `repeats`: rounds
     in which others used the machine that may be done again. `lock`: another file than the machine's own.
+    `duration_s`: a soak that goes on for so long, whatever `rounds` says.
     """
 
     feed: str
@@ -50,6 +55,21 @@ class Timing:
     tune: tuple[str, ...] = ()
     repeats: int = 2
     lock: str | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Sensors:
+    """What to sample meanwhile, see onboard/sample.py. `root`: where /sys is looked for; `sudo`: `sudo -n tegrastats`.
+
+    Where power can be read, the device is watched for `idle_s` first and each round lasts for `round_s` at least.
+    """
+
+    interval_s: float = 0.1
+    sudo: bool = False
+    root: str = "/"
+    round_s: float = 1.0
+    idle_s: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,7 @@ class Request:
     timeout_s: float = 300
     total_s: float = 3600
     memory_bytes: int | None = None
+    sensors: Sensors | None = None
 
 
 class Failure(Value):
@@ -96,6 +117,8 @@ class Run(Value):
     warm_up: dict[str, Any] | None = None
     setting: dict[str, Any] | None = None  # {"threads", "streams", "flags"} where it was tuned
     tried: tuple[dict[str, Any], ...] = ()  # settings with their "ms", None and "failure" where one gave none
+    windows: tuple[tuple[float, float, float] | None, ...] = ()  # of each round: from, to, calls
+    gpu_bytes: int | None = None  # the most that its runtime's allocator took of the GPU's memory
 
     @property
     def calls_s(self) -> list[float]:
@@ -109,6 +132,7 @@ class _Answer(Value):
     failure: Failure | None
     candidates: dict[str, Run]
     noise: dict[str, Any] | None = None
+    sensors: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,12 +140,14 @@ class Response:
     """The device's answer: facts of the device, a Run for each candidate, and its outputs in `folder` here.
 
     `noise`: what else the machine did, see onboard/run.py; None where nothing was timed or the runner is an older one.
+    `sensors`: what was sampled, see onboard/sample.py, and all rounds; None where none were asked for, or likewise.
     """
 
     environment: dict[str, Any]
     runs: dict[str, Run]
     folder: Path
     noise: dict[str, Any] | None = None
+    sensors: dict[str, Any] | None = None
 
     def outputs(self, candidate: str, feed: str) -> dict[str, np.ndarray]:
         """The outputs of one feed by name (bfloat16 as float32) of a candidate that did not fail."""
@@ -146,11 +172,14 @@ def measure(
     runner: str | None = None,
     python: str = "python3",
     progress: Progress = SILENT,
+    watch: Watch | None = None,
 ) -> Response:
     """Have the device run and measure the candidates of `request`, and fetch the raw outputs into `into`.
 
     `runner` is the onboard.pyz on the device; without it this edgeopt's own is sent along. `python` is an
-    interpreter there, 3.6 or newer, that has the candidates' runtimes.
+    interpreter there, 3.6 or newer, that has the candidates' runtimes. `watch` is called after each round, from
+    another thread, with what onboard/turns.py says of it. An older runner, which refuses what it does not know,
+    measures without sensors and is not watched.
     Another measurement that goes on there is waited for, `LOCK_WAIT_S` at most. Raises DeviceError where there is no
     such Python, the request is refused or nothing comes back in time; LockedError, with the other's process, where it
     did not end; SpaceError where the device's disk is full; what the connection raises where it breaks.
@@ -158,24 +187,59 @@ def measure(
     with scratch_folder(connection) as scratch:
         runner = runner or _put_runner(connection, scratch)
         argv = [python, runner, "run", f"{scratch}/request.json", f"{scratch}/response.json"]
-        for wait_s in LOCK_WAIT_S:
-            _put_json(connection, f"{scratch}/request.json", _encode(request, f"{scratch}/out", wait_s))
-            with progress.bar(f"measuring on {connection.label}", None):
+        waits = list(LOCK_WAIT_S)
+        while waits:
+            encoded = _encode(request, f"{scratch}/out", waits[0], watched=watch is not None)
+            _put_json(connection, f"{scratch}/request.json", encoded)
+            with progress.bar(f"measuring on {connection.label}", None), _lines_to(watch) as sink:
                 # the runner ends by itself at total_s; the minute is for starting it and writing the response
-                done = connection.run(argv, timeout_s=request.total_s + wait_s + 60, check=False)
+                done = connection.run(argv, stdout=sink, timeout_s=request.total_s + waits[0] + 60, check=False)
             _check_status(done, connection, python)
             answer = _fetch_answer(connection, scratch, into)
+            if _is_older(answer) and (request.sensors or watch) and not request.timing.duration_s:
+                log.info("%s: the artifact's runner is an older one and samples no sensors", connection.label)
+                request, watch = dataclasses.replace(request, sensors=None), None
+                continue
             if answer.failure is None or answer.failure.kind != "locked":
                 break
-            if wait_s != LOCK_WAIT_S[-1]:
+            if waits.pop(0) != LOCK_WAIT_S[-1]:
                 most = LOCK_WAIT_S[-1]
                 log.warning("%s: %s; waiting for up to %g s", connection.label, answer.failure.message, most)
         _check_answer(answer, connection.label)
         _fetch_outputs(connection, scratch, answer, into, progress)
-    return Response(answer.environment, answer.candidates, into, answer.noise)
+    return Response(answer.environment, answer.candidates, into, answer.noise, answer.sensors)
 
 
-def _encode(request: Request, out: str, lock_wait_s: float) -> dict[str, Any]:
+def _is_older(answer: _Answer) -> bool:
+    """Whether the runner refused the request for a key that runners of before the sensors do not know."""
+    said = answer.failure.message if answer.failure else ""
+    return said in ("unknown key 'sensors'", "unknown key 'progress'")
+
+
+@contextlib.contextmanager
+def _lines_to(watch: Watch | None) -> Iterator[BinaryIO | None]:
+    """A file whose lines `watch` gets, read by a thread: a command's output goes there while it runs."""
+    if watch is None:
+        yield None
+        return
+    reading, writing = os.pipe()
+
+    def read() -> None:
+        with open(reading, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError):  # what a runtime printed there is nothing to us
+                    watch(json.loads(line))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        with open(writing, "wb", buffering=0) as sink:
+            yield sink
+    finally:
+        thread.join()
+
+
+def _encode(request: Request, out: str, lock_wait_s: float, *, watched: bool = False) -> dict[str, Any]:
     encoded = {
         "protocol": PROTOCOL,
         "folder": request.folder,
@@ -188,13 +252,20 @@ def _encode(request: Request, out: str, lock_wait_s: float) -> dict[str, Any]:
             {"id": name, "inputs": {key: ref.model_dump(mode="json") for key, ref in refs.items()}}
             for name, refs in request.feeds.items()
         ],
-        "measure": None if request.timing is None else {**vars(request.timing), "lock_wait_s": lock_wait_s},
+        "measure": None if request.timing is None else _encode_timing(request.timing, lock_wait_s),
         "threads": request.threads,
         "timeout_s": request.timeout_s,
         "total_s": request.total_s,
     }
-    # a key that an older artifact's runner does not know, which it would refuse
-    return encoded if request.memory_bytes is None else {**encoded, "memory_bytes": request.memory_bytes}
+    # keys that an older artifact's runner does not know, which it would refuse
+    sensors = request.sensors and {**vars(request.sensors), "sudo": int(request.sensors.sudo)}
+    newer = {"memory_bytes": request.memory_bytes, "sensors": sensors, "progress": "stdout" if watched else None}
+    return encoded | {key: value for key, value in newer.items() if value is not None}
+
+
+def _encode_timing(timing: Timing, lock_wait_s: float) -> dict[str, Any]:
+    encoded = {**vars(timing), "lock_wait_s": lock_wait_s}
+    return {key: value for key, value in encoded.items() if key != "duration_s" or value is not None}
 
 
 @contextlib.contextmanager

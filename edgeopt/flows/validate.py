@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from edgeopt.device import choice, judge
+from edgeopt.device import choice, conditions, judge
 from edgeopt.device.measured import Questions, candidate_result, timing_feed
-from edgeopt.device.runner import Request, Response, Timing, measure
+from edgeopt.device.runner import Request, Response, Sensors, Timing, Watch, measure
 from edgeopt.errors import ArtifactError, DataError, DeviceError, EdgeoptError, SpaceError, ValidationError
 from edgeopt.flows.place import Place
 from edgeopt.flows.project import project_file_of
@@ -31,17 +31,20 @@ from edgeopt.runtime.artifact import Artifact, replace_file
 from edgeopt.runtime.evaluation import Evaluate, taking_nested
 from edgeopt.runtime.zipapp import FILE_NAME as RUNNER
 from edgeopt.spec.limits import Limits
-from edgeopt.spec.manifest import REPORTS_DIR, SELECTION_NAME, Selection
+from edgeopt.spec.manifest import REPORTS_DIR, SELECTION_NAME, Candidate, Selection
 from edgeopt.spec.project import Project, load_project
 from edgeopt.spec.report import CandidateResult, Check, Report, Verdict
 from edgeopt.spec.values import validate as read_value
+
+_TOTAL_S = 3600  # for everything but a soak's duration
 
 
 @dataclass(frozen=True)
 class How:
     """How to validate. `project` is the project file whose evaluate judges, None for the one of the build.
 
-    `python` is the interpreter on the device; it must have the candidates' runtimes.
+    `python` is the interpreter on the device; it must have the candidates' runtimes. `sensors` None samples none.
+    `watch` is called after each round with what the runner says of it, see device/runner.py.
     """
 
     project: Path | None = None
@@ -49,6 +52,9 @@ class How:
     rounds: int = 5
     calls: int = 50
     threads: int | None = None
+    sensors: Sensors | None = Sensors()
+    duration_s: float | None = None  # a soak
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True)
@@ -75,14 +81,21 @@ class Judge:
     classifier: bool = False
 
 
-def validate_here(artifact: Artifact, how: How | None = None, *, progress: Progress = SILENT) -> Validated:
-    """Validate on this machine, straight from the artifact's folder, by the interpreter that runs edgeopt."""
+def validate_here(
+    artifact: Artifact, how: How | None = None, *, progress: Progress = SILENT, select: bool = True
+) -> Validated:
+    """Validate on this machine, straight from the artifact's folder, by the interpreter that runs edgeopt.
+
+    With `select` False the choice is told and not written: `selection.json` stays what it is.
+    """
     how = how or How(python=sys.executable)
     with LocalConnection() as connection:
-        return _validate(artifact, connection, str(artifact.folder.resolve()), how, progress)
+        return _validate(artifact, connection, str(artifact.folder.resolve()), how, progress, select)
 
 
-def validate_at(place: Place, artifact: Artifact, how: How | None = None, *, progress: Progress = SILENT) -> Validated:
+def validate_at(
+    place: Place, artifact: Artifact, how: How | None = None, *, progress: Progress = SILENT, select: bool = True
+) -> Validated:
     """Validate the release of `artifact` at `place`, pushed first where it is not there.
 
     The place is locked by the caller, so that no other push or validation disturbs the figures.
@@ -90,8 +103,8 @@ def validate_at(place: Place, artifact: Artifact, how: How | None = None, *, pro
     if artifact.digest not in place.state().releases:
         push_to(place, artifact, progress=progress, python=(how or How()).python)
     release = place.release(artifact.digest)
-    done = _validate(artifact, place.connection, release, how or How(), progress)
-    if done.selection is not None:
+    done = _validate(artifact, place.connection, release, how or How(), progress, select)
+    if done.selection is not None and select:
         place.connection.put(artifact.folder / SELECTION_NAME, f"{release}/{SELECTION_NAME}")
     return done
 
@@ -108,7 +121,9 @@ def latest_report(folder: Path) -> Report:
     return read_value(Report, data, source=str(paths[-1]), error=ArtifactError)
 
 
-def _validate(artifact: Artifact, connection: Connection, folder: str, how: How, progress: Progress) -> Validated:
+def _validate(
+    artifact: Artifact, connection: Connection, folder: str, how: How, progress: Progress, select: bool
+) -> Validated:
     started = time.monotonic()
     manifest = artifact.manifest
     limits = read_value(Limits, manifest.limits, source=f"{artifact.folder}: limits", error=ArtifactError)
@@ -119,17 +134,15 @@ def _validate(artifact: Artifact, connection: Connection, folder: str, how: How,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         response = _measure(artifact, connection, folder, how, asked, Path(scratch), progress)
-        results = tuple(
-            candidate_result(candidate, response, asked).model_copy(
-                update={"size_bytes": manifest.size_bytes(candidate)}
-            )
-            for candidate in manifest.candidates
-        )
+        seen = conditions.observe(response)
+        results = tuple(_result(artifact, candidate, response, asked, seen, how) for candidate in manifest.candidates)
     checks = {r.name: _checks(artifact, r, limits, judging) for r in results}
     selection = _select(artifact, results, checks, connection.label, response.noise)
     report = _report(artifact, connection.label, response, results, checks, selection, time.monotonic() - started)
+    series = conditions.series(response, seen) if how.duration_s else ()
+    report = report.model_copy(update={"conditions": conditions.conditions(seen), "series": series})
     path = _write(artifact, report)
-    if selection is not None:
+    if selection is not None and select:
         artifact.write_selection(selection)
     return Validated(report, path, selection)
 
@@ -152,12 +165,21 @@ def _measure(
             calls=how.calls,
             tune=tuple(c.name for c in manifest.candidates),
             mode=_mode(artifact),
+            duration_s=how.duration_s,
         ),
         threads=how.threads,
+        total_s=_TOTAL_S + (how.duration_s or 0),
+        sensors=how.sensors,
     )
     # the runner that the artifact carries, which the application uses too, is the one to prove
     runner = f"{folder}/{RUNNER}" if RUNNER in manifest.files else None
-    return measure(connection, request, into, runner=runner, python=how.python, progress=progress)
+    return measure(connection, request, into, runner=runner, python=how.python, progress=progress, watch=how.watch)
+
+
+def _result(artifact: Artifact, candidate: Candidate, response: Response, asked: Questions, seen, how: How):
+    found = candidate_result(candidate, response, asked, seen)
+    drift = conditions.drift_percent(response.runs[candidate.name]) if how.duration_s and not found.failure else None
+    return found.model_copy(update={"size_bytes": artifact.manifest.size_bytes(candidate), "drift_percent": drift})
 
 
 def _mode(artifact: Artifact) -> str:
@@ -283,7 +305,9 @@ def _why_none(checks: dict[str, tuple[Check, ...]]) -> str:
 def _write(artifact: Artifact, report: Report) -> Path:
     host = re.sub(r"[^A-Za-z0-9._-]+", "-", report.host)
     stamp = report.when_utc.replace("-", "").replace(":", "")
-    path = artifact.folder / REPORTS_DIR / f"{stamp}-{host}.json"
+    mode = report.conditions.power_mode if report.conditions else None
+    name = f"{stamp}-{host}" + (f"-{mode}" if mode else "")
+    path = artifact.folder / REPORTS_DIR / f"{name}.json"
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as why:

@@ -2,7 +2,11 @@
 
 `load` -> {"done", "load_s", "flags"}; `feeds` -> {"feed", "outputs"} each, then {"done", "first_call_s"};
 `tune` -> {"done", "setting", "tried", "flags"}; `warm` -> {"done", "calls", "seconds", "stable"};
-`round` -> {"done", "calls_s"}; `end` -> {"done", "peak_rss_bytes"}. In place of any line: {"failure": ...}.
+`round SECONDS` -> {"done", "calls_s", "window": [from, to, calls] or null}; `end` -> {"done", "peak_rss_bytes",
+"gpu_bytes"}. In place of any line: {"failure": ...}.
+
+A round lasts at least so many SECONDS where its window is wanted: sensors are slower than models. The calls after
+those that are timed belong to the window alone. Times of a window are perf_counter()'s, which processes share.
 """
 
 import contextlib
@@ -30,9 +34,9 @@ def main(request_path, name):
     }  # fmt: skip
     kinds = {"load": "load"}
     for command in sys.stdin:
-        command = command.strip()
+        command, _, argument = command.strip().partition(" ")
         try:
-            line = steps[command]()
+            line = steps[command](*([float(argument)] if argument else []))
         except Exception as error:  # anything that a runtime or a model throws is data for the host
             _send(answers, {"failure": of_exception(error, kinds.get(command, "run")).as_dict()})
             return
@@ -116,21 +120,28 @@ class _Session:
         limit_s = float(self._request["measure"]["max_s"]) / (4 * len(self._programs))
         return [timing.warm_up(call, limit_s) for call in self._calls()][-1]
 
-    def round(self):
-        """Warm up, then time: at most max_s / rounds seconds, and at least one call."""
+    def round(self, least_s=0.0):
+        """Warm up, then time: at most max_s / rounds seconds, and at least one call; go on until `least_s`."""
         measure = self._request["measure"]
         if self._has_clock():
-            return {"calls_s": self._programs[0].timed_calls(self._timing_arrays(), measure["calls"])}
+            calls_s = self._programs[0].timed_calls(self._timing_arrays(), measure["calls"], least_s)
+            return {"calls_s": calls_s, "window": self._programs[0].window}
         limit_s = float(measure["max_s"]) / measure["rounds"]
         for call in self._calls():
             timing.timed_calls(call, max(1, measure["warmup"]), limit_s / 4)
-        return {"calls_s": self._figures(measure["calls"], limit_s)}
+        started = time.perf_counter()
+        calls_s = self._figures(measure["calls"], limit_s)
+        if measure.get("mode") == "throughput":  # how many calls its streams made is not known, but how many a second
+            ended = time.perf_counter()
+            return {"calls_s": calls_s, "window": [started, ended, (ended - started) / calls_s[0]]}
+        more = timing.call_until(self._calls()[0], started + min(least_s, limit_s))
+        return {"calls_s": calls_s, "window": [started, time.perf_counter(), len(calls_s) + more]}
 
     def end(self):
-        peak = getattr(self._programs[0], "peak_rss_bytes", peak_rss_bytes)()
+        peak, gpu = getattr(self._programs[0], "peak_rss_bytes", peak_rss_bytes)(), _torch_gpu_bytes()
         while self._programs:
             self._programs.pop().close()
-        return {"peak_rss_bytes": peak}
+        return {"peak_rss_bytes": peak, "gpu_bytes": gpu}
 
     def _set(self, setting):
         """Have the programs of `setting` open and no others; torch changes its number of threads as it is."""
@@ -177,6 +188,12 @@ def peak_rss_bytes():
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _torch_gpu_bytes():
+    """The most GPU memory that torch's allocator held, where torch is what runs; None elsewhere."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda.max_memory_reserved() if cuda is not None and cuda.is_initialized() else None
 
 
 def _send(stream, line):

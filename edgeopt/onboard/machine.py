@@ -40,6 +40,13 @@ def resident_bytes(pid):
     return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") if text else None
 
 
+def ticks(pid):
+    """Ticks of processor time, 1/100 s, that a process has used; None where it is gone."""
+    text = _read("/proc/%d/stat" % pid)
+    words = text.rpartition(")")[2].split() if text else []
+    return int(words[11]) + int(words[12]) if len(words) > 12 else None  # utime, stime: fields 14 and 15
+
+
 class Span:
     """A span of time in which our processes `pids` work: `end()` says what others did meanwhile."""
 
@@ -89,13 +96,7 @@ def _ticks():
 
 def _own_ticks(pids):
     """Ticks that this process and `pids` have used."""
-    ticks = 0
-    for pid in [os.getpid()] + list(pids):
-        text = _read("/proc/%d/stat" % pid)
-        if text:
-            words = text.rpartition(")")[2].split()
-            ticks += int(words[11]) + int(words[12])  # utime, stime: fields 14 and 15
-    return ticks
+    return sum(ticks(pid) or 0 for pid in [os.getpid()] + list(pids))
 
 
 def _quota():

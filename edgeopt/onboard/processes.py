@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _START = "import importlib, sys; sys.path[0] = sys.argv[1]; importlib.import_module(sys.argv[2]).main(sys.argv[3:])"
 
 
@@ -39,7 +39,7 @@ def detach(module, argv):
 def die_with_parent():
     """Have the kernel end this process with its parent."""
     with contextlib.suppress(OSError, AttributeError):  # a libc without it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def write_json(path, value):

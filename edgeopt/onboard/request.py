@@ -11,7 +11,10 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 _MEASURE = {"feed": str, "rounds": int, "calls": int, "warmup": int, "max_s": (int, float)}
 _MEASURE_OPTIONAL = {
     "mode": str, "streams": (int, type(None)), "tune": list, "repeats": int, "lock": (str, type(None)),
-    "lock_wait_s": (int, float),
+    "lock_wait_s": (int, float), "duration_s": (int, float, type(None)),
+}  # fmt: skip
+_SENSORS = {
+    "interval_s": (int, float), "sudo": int, "root": str, "round_s": (int, float), "idle_s": (int, float),
 }  # fmt: skip
 _MODES = ("latency", "throughput")
 _KEYS = {
@@ -20,7 +23,7 @@ _KEYS = {
 }  # fmt: skip
 _OPTIONAL = {
     "measure": (dict, type(None)), "threads": (int, type(None)), "total_s": (int, float, type(None)),
-    "memory_bytes": (int, type(None)),
+    "memory_bytes": (int, type(None)), "sensors": (dict, type(None)), "progress": (str, type(None)),
 }  # fmt: skip
 
 
@@ -60,6 +63,7 @@ def _check_keys(request):
         for ref in feed["inputs"].values():
             _check_path(ref["file"])
     _check_measure(request)
+    _check_sensors(request)
 
 
 def _check_measure(request):
@@ -77,6 +81,18 @@ def _check_measure(request):
     for key in ("rounds", "calls"):
         if measure[key] < 1:
             raise Failure("request", "measure: '%s' must be at least 1" % key)
+
+
+def _check_sensors(request):
+    sensors = request.get("sensors")
+    if sensors is not None:
+        _check_types(sensors, _SENSORS, required=False, where="sensors: ")
+        for key in sorted(set(sensors) - set(_SENSORS)):
+            raise Failure("request", "sensors: unknown key '%s'" % key)
+        if sensors.get("interval_s", 1) < 0.01:
+            raise Failure("request", "sensors: 'interval_s' must be at least 0.01")
+    if request.get("progress") not in (None, "stdout"):
+        raise Failure("request", "'progress' must be null or \"stdout\"")
 
 
 def _check_types(value, keys, required, where):

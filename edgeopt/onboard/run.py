@@ -14,26 +14,34 @@ REQUEST: {"protocol": 1,
     "mode": "latency" or "throughput", "streams": null or int,               see timing.seconds_a_call
     "tune": [names of candidates whose settings are to be found by trial],   see tuning
     "repeats": how many rounds of a busy machine may be done again,
-    "lock": null or a file, "lock_wait_s"},                                  see lock; these all may be left out
+    "lock": null or a file, "lock_wait_s",                                   see lock
+    "duration_s": null or how long to go on measuring},                      a soak; these all may be left out
+  "sensors": null or {...},                                sampled while candidates are measured, see sample
+  "progress": null or "stdout",                            a JSON line there after each round, see turns.teller
   "threads": null or int,                                  "memory_bytes": null or what a candidate may hold,
   "timeout_s": the longest silence of a candidate,         "total_s": null or seconds for everything}
 
 RESPONSE: {"protocol": 1, "environment": {...}, "failure": null or of kind "request" or "locked",
   "noise": null or {"cores", "load", "others", "steal": medians of the rounds that count, shares or null,
     "busy_rounds": of those, "repeated": rounds done again, "lock": see lock.measuring},
+  "sensors": null or see sample, with "rounds": [{"started_s", "ended_s", "busy", "throttled": names,
+    "counts": whether the candidates' rounds hold it}, ...] of all rounds; left out where it was not asked for,
   "candidates": {name: {"status": "ok" or "failed",
     "failure": null or {"kind", "message", "signal"}       kinds: failures.KINDS,
     "flags": [{"flag", "value", "status": "applied", "missing" or "refused", "message"}],
     "load_s", "first_call_s",     null where it did not come so far; load_s includes the runtime's import,
     "rounds_s": [[seconds of each call] of each round],    one figure a round for throughput: seconds / answers
+    "windows": [[from, to, calls] or null of each round],  with sensors; more calls than were timed, see child
+    "gpu_bytes": null or the most GPU memory of its allocator,    with sensors
     "warm_up": null or {"calls", "seconds", "stable"},     "peak_rss_bytes",
     "setting": null or {"threads", "streams", "flags"},    "tried": [a setting with its "ms", ...],
     "outputs": {feed id: {name: TensorRef into `out`}}}}}
 
 Each candidate has a process of its own; all are loaded at once and take turns, round by round, so that a
-device that heats up slows all of them alike. A round in which others used the machine is done again, `repeats` times
-at most; then the quietest count. One that was killed for memory beside the others runs once more, alone. While
-anything is timed a lock keeps other measurements off this machine; `environment` and outputs need none.
+device that heats up slows all of them alike. A round in which others used the machine, or the device throttled, is
+done again, `repeats` times at most; then the least doubtful count. One that was killed for memory beside the others
+runs once more, alone. While anything is timed a lock keeps other measurements off this machine; `environment` and
+outputs need none.
 Exit status: 2 for a wrong command line, 28 (ENOSPC) where there is no space for the response.
 """
 
@@ -43,15 +51,13 @@ import os
 import sys
 import time
 
-from . import environment, lock, machine, prepare
+from . import environment, lock, prepare, turns
 from . import request as requests
 from .children import Child
 from .failures import Failure
-from .timing import median
+from .sample import Sampler
 
 NO_SPACE = 28
-# A runtime's threads spin for up to 50 ms after a call (onnxruntime: 2^20 pauses), in the next one's time.
-_SETTLE_S = 0.1
 _LOCK_WAIT_S = 600  # for another measurement, where the request does not say
 
 _USAGE = (
@@ -87,41 +93,57 @@ def respond(request_path):
     }  # fmt: skip
     try:
         request = requests.read(request_path)
-        response["candidates"], response["noise"] = _measure_all(os.path.abspath(request_path), request)
+        sampler = Sampler(request["sensors"]) if request.get("sensors") is not None else None
+        try:
+            found = _measure_all(os.path.abspath(request_path), request, sampler)
+        finally:
+            sensors = sampler.stop() if sampler is not None else None
+        response["candidates"], response["noise"], rounds = found
+        if sampler is None:  # nor does a host that is older know these keys
+            for result in response["candidates"].values():
+                del result["windows"], result["gpu_bytes"]
+        else:
+            response["sensors"] = sensors if sensors is None else dict(sensors, rounds=rounds)
     except Failure as failure:
         response["failure"] = failure.as_dict()
     return response
 
 
-def _measure_all(request_path, request):
-    """The results by name, and what else the machine did; None where nothing was to be measured."""
+def _measure_all(request_path, request, sampler):
+    """The results by name, what else the machine did (None where nothing was to be measured), and all rounds."""
     names = [candidate["name"] for candidate in request["candidates"]]
     deadline = time.perf_counter() + request["total_s"] if request.get("total_s") else None
-    results, spans, held = _measure_together(request_path, request, names, deadline)
+    results, spans, every, held = _measure_together(request_path, request, names, deadline, sampler)
     if len(names) > 1:
         for name in names:
             failure = results[name]["failure"]
             if failure and failure["kind"] == "memory":
-                alone, more, held = _measure_together(request_path, request, [name], deadline)
+                alone, more, of_it, held = _measure_together(request_path, request, [name], deadline, sampler)
                 results.update(alone)
                 spans += more
-    return results, dict(_noise(spans), lock=held) if request.get("measure") is not None else None
+                every += of_it
+    return results, dict(turns.noise(spans), lock=held) if request.get("measure") is not None else None, every
 
 
-def _measure_together(request_path, request, names, deadline):
-    """Load and feed each candidate, then measure them in turns; (results by name, spans of the rounds, the lock).
+def _measure_together(request_path, request, names, deadline, sampler):
+    """Load and feed each candidate, then measure in turns; (results by name, spans that count, all spans, the lock).
 
     The machine's lock is held from the first timed call to the last: what only loads keeps nobody waiting. The time
     that it is waited for does not count.
     """
     results = {name: _empty_result() for name in names}
-    measure, children, spans, held = request.get("measure"), {}, [], None
+    measure, children, spans, every, held = request.get("measure"), {}, [], [], None
 
     def start(name, deadline):
         children[name] = Child(
             request_path, name, request["timeout_s"], request.get("threads"), deadline, request.get("memory_bytes")
         )
+        if sampler is not None:
+            sampler.processes[name] = children[name].pid
         _attempt(children, results, name, _load_and_feed)
+
+    def one_round(name, least_s):
+        _attempt(children, results, name, lambda child, result: _one_round(child, result, least_s))
 
     try:
         for name in names:
@@ -131,6 +153,8 @@ def _measure_together(request_path, request, names, deadline):
                 deadline = None if deadline is None else deadline + held["waited_s"]
                 for child in children.values():
                     child.deadline = deadline
+                if sampler is not None:
+                    sampler.start()
                 for name in [name for name in children if name in measure.get("tune", ())]:
                     _attempt(children, results, name, _tune)
                     if name not in children:  # a setting that ends the process costs the candidate its settings only
@@ -139,42 +163,16 @@ def _measure_together(request_path, request, names, deadline):
                         results[name]["tried"] = [{"ms": None, "failure": lost["message"]}]
                 for name in list(children):
                     _attempt(children, results, name, _warm)
-                spans = _rounds(children, results, names, measure)
+                tell = turns.teller(results, measure, sampler) if request.get("progress") else None
+                spans, every = turns.measure(children, results, names, measure, one_round, sampler, tell)
+                if sampler is not None:
+                    sampler.look_at_gpu()
         for name in list(children):
             _attempt(children, results, name, _end)
     finally:
         for child in children.values():
             child.close()
-    return results, spans, held
-
-
-def _rounds(children, results, names, measure):
-    """Measure in turns until enough rounds were quiet, or none may be repeated; the spans of those that count."""
-    wanted, spans = measure["rounds"], []
-    most = wanted + measure.get("repeats", 0)
-    while children and len(spans) < most and sum(not span["busy"] for span in spans) < wanted:
-        span = machine.Span([child.pid for child in children.values()])
-        # every second round in reverse: what follows a hot neighbour is not always the same candidate
-        for name in sorted(children, key=names.index, reverse=len(spans) % 2 == 1):
-            if len(children) > 1:
-                time.sleep(_SETTLE_S)
-            _attempt(children, results, name, _one_round)
-        spans.append(span.end())
-    quietest = sorted(range(len(spans)), key=lambda i: (spans[i]["busy"], spans[i]["others"] or 0))
-    count = sorted(quietest[:wanted])
-    for result in results.values():
-        result["rounds_s"] = [result["rounds_s"][i] for i in count if i < len(result["rounds_s"])]
-    return [dict(spans[i], repeated=len(spans) - len(count)) for i in count]
-
-
-def _noise(spans):
-    """What the rounds that count saw of other work on this machine."""
-    noise = {"cores": machine.cores(), "load": machine.load(), "busy_rounds": sum(span["busy"] for span in spans)}
-    for key in ("others", "steal"):
-        known = [span[key] for span in spans if span[key] is not None]
-        noise[key] = median(known) if known else None
-    noise["repeated"] = spans[0]["repeated"] if spans else 0
-    return noise
+    return results, spans, every, held
 
 
 def _attempt(children, results, name, step):
@@ -204,18 +202,22 @@ def _warm(child, result):
     result["warm_up"] = {key: warmed[key] for key in ("calls", "seconds", "stable")}
 
 
-def _one_round(child, result):
-    result["rounds_s"].append(child.ask("round")["calls_s"])
+def _one_round(child, result, least_s):
+    answer = child.ask("round %g" % least_s)
+    result["rounds_s"].append(answer["calls_s"])
+    result["windows"].append(answer["window"])
 
 
 def _end(child, result):
-    result["peak_rss_bytes"] = child.ask("end")["peak_rss_bytes"]
+    ended = child.ask("end")
+    result["peak_rss_bytes"], result["gpu_bytes"] = ended["peak_rss_bytes"], ended["gpu_bytes"]
 
 
 def _empty_result():
     return {
         "status": "ok", "failure": None, "flags": [], "load_s": None, "first_call_s": None, "rounds_s": [],
-        "peak_rss_bytes": None, "outputs": {}, "warm_up": None, "setting": None, "tried": [],
+        "peak_rss_bytes": None, "outputs": {}, "warm_up": None, "setting": None, "tried": [], "windows": [],
+        "gpu_bytes": None,
     }  # fmt: skip
 
 

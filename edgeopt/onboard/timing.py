@@ -37,6 +37,15 @@ def timed_calls(call, count, limit_s):
         gc.enable()
 
 
+def call_until(call, end):
+    """Call without timing until perf_counter() is `end`; how many calls that were."""
+    count = 0
+    while time.perf_counter() < end:
+        call()
+        count += 1
+    return count
+
+
 def _calls(call, count, limit_s, clock):
     times, end = [], clock() + limit_s
     while len(times) < count and (not times or clock() < end):

@@ -6,11 +6,14 @@ samples/common/sampleReporting.cpp; --loadInputs takes raw bytes.
 """
 
 import json
+import math
 import os
 import re
 import resource
 import shutil
 import subprocess
+import threading
+import time
 
 from . import device_facts, engines, trtexec, trtexec_log
 from .failures import Failure
@@ -47,7 +50,7 @@ class Program:
         if tool.simulated:
             self.records.append(record("simulated", tool.simulated, "applied", tool.simulated))
         self._tool, self._job, self._engine = tool, job, engine
-        self._inputs, self._outputs = inputs, outputs
+        self._inputs, self._outputs, self.window = inputs, outputs, None
         self._folder = _scratch(engine)
 
     def prove(self):
@@ -61,10 +64,15 @@ class Program:
         with open(path, encoding="utf-8") as f:
             return read_outputs(f.read(), self._outputs)
 
-    def timed_calls(self, arrays, count):
-        """Seconds of each of `count` calls after trtexec's warm-up."""
-        path = os.path.join(self._folder, "times.json")
-        counts = ["--iterations=%d" % count, "--warmUp=%d" % _WARM_UP_MS, "--duration=0", "--exportTimes=" + path]
+    def timed_calls(self, arrays, count, least_s=0.0):
+        """Seconds of each of `count` calls after trtexec's warm-up; it goes on calling for `least_s`.
+
+        `window` is then [from, to, calls] of all of them, see child: trtexec says for how long it has timed once it is
+        done, and the moment at which it says so is the end.
+        """
+        path, self.window = os.path.join(self._folder, "times.json"), None
+        counts = ["--iterations=%d" % count, "--warmUp=%d" % _WARM_UP_MS, "--duration=%d" % math.ceil(least_s)]
+        counts.append("--exportTimes=" + path)
         self._run_on(arrays, counts)
         with open(path, encoding="utf-8") as f:
             times = read_times(f.read())
@@ -94,16 +102,25 @@ class Program:
 
     def _run(self, shapes, options):
         argv = trtexec.run_argv(self._tool, self._job, self._engine.plan, shapes) + options
-        try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_RUN_S,
-                cwd=self._folder,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise Failure("timeout", "trtexec did not end within %d s; it was stopped" % _RUN_S) from None
-        if done.returncode != 0:
-            lines = done.stdout.decode("utf-8", "replace").splitlines()
-            kind, message = trtexec_log.failure_of_run(lines, done.returncode)
+        lines, late = [], []
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self._folder
+        ) as process:
+            timer = threading.Timer(_RUN_S, lambda: (late.append(True), process.kill()))
+            timer.start()
+            try:
+                for line in process.stdout:
+                    lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+                    self.window = read_window(lines[-1], time.perf_counter()) or self.window
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                timer.cancel()
+        if late:
+            raise Failure("timeout", "trtexec did not end within %d s; it was stopped" % _RUN_S)
+        if process.returncode != 0:
+            kind, message = trtexec_log.failure_of_run(lines, process.returncode)
             raise Failure("memory" if kind == "memory" else "run", message)
 
 
@@ -148,6 +165,15 @@ def read_outputs(text, outputs):
         dtype = "float32" if spec["dtype"] == "bfloat16" else spec["dtype"]
         arrays.append(numpy.array(row["values"]).astype(dtype).reshape(shape))
     return arrays
+
+
+def read_window(line, now):
+    """[from, to, calls] where `line` is 'Timing trace has 126 queries over 3.0734 s' (printProlog), else None."""
+    found = re.search(r"Timing trace has ([0-9]{1,9}) queries over ([0-9.]{1,20}) s\s*$", line)
+    try:
+        return [now - float(found.group(2)), now, int(found.group(1))] if found else None
+    except ValueError:
+        return None
 
 
 def read_times(text):

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from edgeopt.report import sensors
 from edgeopt.spec.report import CandidateResult, Report
 
 _STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}
@@ -35,6 +36,10 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text(f"runs {report.chosen}: {report.reason}" if report.chosen else report.reason)
     yield Text()
     yield _table(report)
+    if (measured := sensors.table(report)) is not None:
+        yield Text()
+        yield measured
+    yield from sensors.lines(report)
     yield from _unmet(report)
     yield from _flags(report)
     yield Text()

@@ -13,6 +13,9 @@ class Limits(Value):
     latency_ms: float | None = Field(None, gt=0, description="p50 of one call on the device, in milliseconds")
     latency_p99_ms: float | None = Field(None, gt=0, description="p99 of one call on the device, in milliseconds")
     peak_rss_mb: float | None = Field(None, gt=0, description="peak resident memory of the runner, in MiB")
+    power_w: float | None = Field(None, gt=0, description="mean power of the device while it runs, in watts")
+    energy_mj: float | None = Field(None, gt=0, description="energy of the device a call, in millijoules")
+    temperature_c: float | None = Field(None, description="hottest sensor while it runs, in °C")
     size_mb: float | None = Field(None, gt=0, description="size of the chosen candidate's file, in MiB")
     metric_drop: dict[str, float] = Field(
         {}, description="metric name -> the most it may fall below the unoptimised model (absolute)"
@@ -25,7 +28,9 @@ class Limits(Value):
     cases_mb: float = Field(64, gt=0, description="the most that recorded evaluation inputs may take, in MiB")
 
 
-_LEAST = ("latency_ms", "latency_p99_ms", "peak_rss_mb", "size_mb", "cases_mb")
+_LEAST = (
+    "latency_ms", "latency_p99_ms", "peak_rss_mb", "power_w", "energy_mj", "temperature_c", "size_mb", "cases_mb",
+)  # fmt: skip
 _MOST = ("sqnr_db", "top1_agreement")
 
 

@@ -130,6 +130,7 @@ class Moment(Value):
     power_w: float | None = None
     temperature_c: float | None = None
     clocks_mhz: dict[str, float] = {}
+    rss_mb: dict[str, float] = {}  # candidate -> resident memory of its process
     throttled: bool = False
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from edgeopt.onboard import machine, run
+from edgeopt.onboard import machine, turns
 
 STAT = "cpu  9 9 9 9 0 0 0 9 0 0\ncpu{cpu} {user} 0 0 {idle} 0 0 0 {steal} 0 0\nintr 1\n"
 PROCESS = "{pid} (a name) with) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 1 1 1"
@@ -113,12 +113,10 @@ class Rounds:
     def __init__(self, busy):
         self.busy, self.asked = busy, 0
 
-    def ask(self, command):
+    def round(self, result):
         self.asked += 1
-        return {"calls_s": [float(self.asked)]}
-
-    def close(self):
-        pass
+        result["rounds_s"].append([float(self.asked)])
+        result["windows"].append(None)
 
 
 REPEATED = {
@@ -142,8 +140,11 @@ def test_a_round_of_a_busy_machine_is_done_again_and_the_quietest_count(monkeypa
             return {"seconds": 1, "others": share, "steal": 0.0, "busy": share > 0.1}
 
     monkeypatch.setattr(machine, "Span", Span)
-    child, results = Rounds(others), {"a": {"rounds_s": []}}
-    spans = run._rounds({"a": child}, results, ["a"], {"rounds": 3, "repeats": 2})
+    child, results = Rounds(others), {"a": {"rounds_s": [], "windows": []}}
+    spans, every = turns.measure(
+        {"a": child}, results, ["a"], {"rounds": 3, "repeats": 2}, lambda name, _: child.round(results[name])
+    )
     assert results["a"]["rounds_s"] == [[float(number)] for number in kept]
-    noise = run._noise(spans)
+    assert [i + 1 for i, span in enumerate(every) if span["counts"]] == kept
+    noise = turns.noise(spans)
     assert noise["busy_rounds"] == busy and noise["repeated"] == len(others) - 3

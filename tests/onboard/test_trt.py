@@ -141,6 +141,19 @@ def test_what_trtexec_exports_is_read_with_what_json_has_no_word_for():
         trt_measured.read_outputs(EXPORTED, [{"name": "boxes", "dtype": "float32", "shape": []}])
 
 
+def test_the_window_of_the_calls_is_what_trtexec_says_before_it_says_so():
+    said = "[09/01/2025-18:07:04] [I] Timing trace has 126 queries over 3.0734 s"
+    assert trt_measured.read_window(said, 10.0) == [10.0 - 3.0734, 10.0, 126]
+    for other in (
+        "",
+        "Starting inference",
+        "Warmup completed 6 queries over 200 ms",
+        said[:-2],
+        said.replace("3.", "3.."),
+    ):
+        assert trt_measured.read_window(other, 10.0) is None
+
+
 def test_times_are_trtexecs_latencies():
     text = '[\n  { "startEnqMs" : 0.2, "computeMs" : 1.0, "latencyMs" : 1.25 }\n, { "latencyMs" : 2.5 }\n]\n'
     assert trt_measured.read_times(text) == [0.00125, 0.0025]
