@@ -30,7 +30,8 @@ def on_board():
 
 NAMED = {
     "device": "anna@plant-7.example.org:2222",
-    "facts": {"user": "anna", "home": "/home/anna", "kernel": "5.10.120-tegra", "l4t": "35.6.1", "cuda": "11.4"},
+    "facts": {"user": "anna", "home": "/home/anna", "kernel": "5.10.120-tegra", "l4t": "35.6.1", "cuda": "11.4",
+              "model": "/data/anna/m.py:f"},
     "said": "error: cannot write /data/anna/blobs\n  where: anna@10.1.2.3:22, fe80::1ff:fe23:4567:890a, plant-7",
     "log": [
         "serial 1421622041234", "id 123e4567-e89b-12d3-a456-426614174000", "48:b0:2d:11:22:33",
@@ -92,7 +93,8 @@ def test_the_whole_run_on_a_device(sshd, ssh_config, tmp_path):
     base = "x86-cpu" if os.uname().machine == "x86_64" else "arm64-cpu"
     profile.write_text(f"base: {base}\nprecision: {{allowed: [fp32]}}\nbackends: [torchscript]\n")
     done, report = call(
-        tmp_path, "device", "--ssh-config", str(ssh_config(sshd)), "--python", sys.executable, "--quick", "--trials", "unprofiled",
+        tmp_path, "device", "--ssh-config", str(ssh_config(sshd)), "--python", sys.executable, "--quick",
+        "--trials", "unprofiled",
         "--root", str(tmp_path / "root"), "--project", str(project), "--profile", str(profile),
     )  # fmt: skip
     verdicts = {re.sub(r" <.*", "", step["name"]): step["verdict"] for step in report["steps"]}
