@@ -9,6 +9,7 @@ import click
 
 from edgeopt.cli.device import device_options, open_connection
 
+
 @click.command()
 @click.argument("host", required=False)
 @click.option(

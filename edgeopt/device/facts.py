@@ -20,7 +20,7 @@ from edgeopt.spec.facts import DeviceFacts
 
 
 class Fact(NamedTuple):
-    """Names of `facts_sources.SOURCES` (or of the script's own answers), and what makes fields of DeviceFacts of them."""
+    """Names of `facts_sources.SOURCES` (or of the script's own answers), and what makes fields of them."""
 
     sources: tuple[str, ...]
     parse: Callable[..., dict[str, Any]]
@@ -33,7 +33,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(("compatible", "chip-id", "soc-id"), board.soc),
     Fact(("model", "compatible", "chip-id", "soc-id"), board.module),
     Fact(("nvidia-smi",), board.gpus),
-    Fact(("nvidia-smi-old",), board.gpu_names),
+    Fact(("nvidia-smi",), board.gpu_names),
     Fact(("release",), board.l4t_release),
     Fact(("dpkg",), board.l4t_package),
     Fact(("release",), board.l4t_synthesized),
@@ -76,8 +76,8 @@ FACTS: tuple[Fact, ...] = (
 def read(connection: Connection, *, python: str = "python3", root: str | None = None) -> DeviceFacts:
     """The facts of the device behind `connection`, in one round trip.
 
-    `python`: the interpreter whose packages count. `root`: where releases lie, for its disk. DeviceError where the device
-    runs no `sh` that answers, HostError and TransferError as every command.
+    `python`: the interpreter whose packages count. `root`: where releases lie, for its disk. DeviceError where the
+    device runs no `sh` that answers, HostError and TransferError as every command.
     """
     return of(sources.ask(connection, python=python, root=root))
 

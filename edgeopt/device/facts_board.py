@@ -1,4 +1,4 @@
-"""Pure parsers: what the board is and which of NVIDIA's software it has. Text of files and commands -> fields of DeviceFacts.
+"""Pure parsers: what the board is and which of NVIDIA's software it has. Text -> fields of DeviceFacts.
 
 A parser takes what its sources answered (None where a device has no such thing), and never raises: what it cannot
 understand is not there. Formats: rbonghi/jetson_stats, dusty-nv/jetson-containers, NvInferVersion.h, cudnn_version.h.
@@ -95,7 +95,7 @@ def l4t_synthesized(release: str | None) -> Fields:
 
 
 def jetpack_line(l4t: str | None, module_name: str | None) -> str | None:
-    """The line of spec.jetpack.RELEASES: of the module where it is known; an unknown release falls back in its major."""
+    """The line of spec.jetpack.RELEASES, of the module where it is known. Unknown ones fall back in their major."""
     found = jetpack.release_for_l4t(l4t or "", of=jetpack.module(module_name or ""))
     found = found or jetpack.release_for_l4t(l4t or "")
     return found[0].jetpack if found else None
@@ -113,7 +113,7 @@ def cuda_file(text: str | None) -> Fields:
 def cuda_package(dpkg: str | None) -> Fields:
     found = [tuple(map(int, m.groups())) for name in packages(dpkg)
              if (m := re.fullmatch(r"cuda-cudart-(\d{1,4})-(\d{1,4})", name))]  # fmt: skip
-    return _said(cuda="%d.%d" % max(found) if found else None)
+    return _said(cuda=".".join(map(str, max(found))) if found else None)
 
 
 def cuda_driver(smi: str | None) -> Fields:
@@ -159,7 +159,7 @@ def gpus(smi: str | None) -> Fields:
 
 def gpu_names(smi: str | None) -> Fields:
     """What an old driver's nvidia-smi says of `name` alone; its failures are sentences."""
-    lines = [line.strip() for line in (smi or "").splitlines()]
+    lines = [line.strip() for line in (smi or "").splitlines() if "," not in line]
     bad = any(word in (smi or "").lower() for word in ("failed", "error", "not found", "no devices"))
     return _said(gpus=tuple(line for line in lines if line) if not bad and any(lines) else None)
 

@@ -1,4 +1,4 @@
-"""Pure parsers: processors, memory, disks, system, Python, user and clock. Text -> fields of DeviceFacts; never an exception."""
+"""Pure parsers: processors, memory, disks, system, Python, user and clock. Text -> fields of DeviceFacts."""
 
 from __future__ import annotations
 

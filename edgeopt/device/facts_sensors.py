@@ -27,14 +27,16 @@ def power_mode(nvpmodel: str | None, status: str | None, conf: str | None) -> Fi
     """
     known = power_modes(conf)
     out: Fields = {"power_modes": known} if known else {}
-    named = re.search(r"^NV Power Mode:[ \t]*(\S+)[ \t]*$(?:\n+(\d{1,4})[ \t]*$)?", nvpmodel or "", re.MULTILINE | re.ASCII)
+    named = re.search(
+        r"^NV Power Mode:[ \t]*(\S+)[ \t]*$(?:\n+(\d{1,4})[ \t]*$)?", nvpmodel or "", re.MULTILINE | re.ASCII
+    )
     stored = re.search(r"pmode:(\d{1,4})\b", status or "", re.ASCII)
     if named:
         name, number = named.groups()
         by_name = next((m.id for m in known if m.name == name), None)
         out["power_mode"] = PowerMode(name=name, id=int(number) if number else by_name)
     elif stored:
-        out |= {"power_mode": m for m in known if m.id == int(stored.group(1))}
+        out |= next(({"power_mode": m} for m in known if m.id == int(stored.group(1))), {})
     return out
 
 

@@ -1,9 +1,9 @@
 """What facts are read from, gathered in one round trip: a literal table of files and commands, and the script for it.
 
-The script is POSIX sh and needs nothing but `head` and `grep`. Each answer stands between lines that begin with a random
-boundary, so that what a device's files and tools print, its shell's greeting too, cannot be taken for another answer.
-Each command has a time limit of its own (by `timeout`, else by a shell that waits beside it) and its output a largest size.
-What a hanging tool keeps from us is missing, and nothing else is.
+The script is POSIX sh and needs nothing but `head` and `grep`. Each answer stands between lines that begin with a
+random boundary, so that what a device's files and tools print, its shell's greeting too, cannot be taken for another
+answer. Each command has a time limit of its own (by `timeout`, else by a shell that waits beside it) and its output a
+largest size. What a hanging tool keeps from us is missing, and nothing else is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from edgeopt.errors import DeviceError
 from edgeopt.onboard import environment
 from edgeopt.ports.connection import Connection, script
 
-MAX_BYTES = 1 << 16  # of one answer
-ALL_S = 90  # for all of it; a device whose tools all hang is told by what came
+MAX_BYTES = 1 << 16  # of one answer; of sysfs' small files the kernel gives a page each
+LIMIT_S = 10  # of one command: an emulated device under load takes a second for each
+ALL_S = 120  # for all of it; a device whose tools all hang is told by what came
 
 
 class File(NamedTuple):
@@ -54,23 +55,41 @@ class Command(NamedTuple):
 
     name: str
     argv: tuple[str, ...]
-    limit_s: int = 5
+    limit_s: int = LIMIT_S
 
 
 _TREE = ("/sys/firmware/devicetree/base", "/proc/device-tree")  # a chroot's /proc has none
-_INCLUDE = ("/usr/include", "/usr/include/aarch64-linux-gnu", "/usr/include/x86_64-linux-gnu", "/usr/local/cuda/include")
+_INCLUDE = (
+    "/usr/include",
+    "/usr/include/aarch64-linux-gnu",
+    "/usr/include/x86_64-linux-gnu",
+    "/usr/local/cuda/include",
+)
 _LIB = ("/usr/lib/aarch64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/usr/local/cuda/lib64")
-_SMI = ("name", "compute_cap", "driver_version", "memory.total", "clocks.gr", "clocks.max.gr", "temperature.gpu")
-_PACKAGES = ("nvidia-l4t-core", "nvidia-jetpack", "libnvinfer[0-9]*", "libnvinfer-bin", "libcudnn[0-9]*", "cuda-cudart-[0-9]*")
+_SMI = "name,compute_cap,driver_version,memory.total,clocks.gr,clocks.max.gr,temperature.gpu"
+# drivers before 510 know no compute_cap and refuse the whole question; a call without persistence takes a second
+_ASK_SMI = (
+    f"said=$(nvidia-smi --query-gpu={_SMI} --format=csv,noheader,nounits) && printf '%s\\n' \"$said\""
+    " || nvidia-smi --query-gpu=name --format=csv,noheader,nounits"
+)
+_PACKAGES = (
+    "nvidia-l4t-core",
+    "nvidia-jetpack",
+    "libnvinfer[0-9]*",
+    "libnvinfer-bin",
+    "libcudnn[0-9]*",
+    "cuda-cudart-[0-9]*",
+)
 
 # what `which` looks for: what the other verbs use there
 KNOWN_COMMANDS = (
-    "flock", "sha256sum", "shasum", "timeout", "python3", "sudo", "rsync", "zstd", "ssh-keygen", "systemctl", "nvpmodel",
-    "jetson_clocks", "tegrastats", "nvidia-smi", "nvcc", "trtexec", "docker", "podman", "buildah", "nvidia-ctk",
+    "flock", "sha256sum", "shasum", "timeout", "python3", "sudo", "rsync", "zstd", "ssh-keygen", "systemctl",
+    "nvpmodel", "jetson_clocks", "tegrastats", "nvidia-smi", "nvcc", "trtexec", "docker", "podman", "buildah",
+    "nvidia-ctk",
 )  # fmt: skip
 
-# Ordered: what is cheap and cannot hang comes first. `user`, `shell`, `home`, `date`, `which`, `df` and `python` are the
-# script's own.
+# Ordered: what is cheap and cannot hang comes first. `user`, `shell`, `home`, `date`, `which`, `df` and `python` are
+# the script's own.
 SOURCES: tuple[File | Values | Names | Command, ...] = (
     File("model", tuple(f"{at}/model" for at in _TREE)),
     File("compatible", tuple(f"{at}/compatible" for at in _TREE)),
@@ -107,9 +126,7 @@ SOURCES: tuple[File | Values | Names | Command, ...] = (
     Command("detect-virt", ("systemd-detect-virt", "--vm")),
     Command("dpkg", ("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\\n", *_PACKAGES)),
     Command("nvpmodel", ("nvpmodel", "-q")),
-    Command("nvidia-smi", ("nvidia-smi", "--query-gpu=" + ",".join(_SMI), "--format=csv,noheader,nounits"), 15),
-    # drivers before 510 know no compute_cap and refuse the whole question
-    Command("nvidia-smi-old", ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader,nounits"), 15),
+    Command("nvidia-smi", ("sh", "-c", _ASK_SMI), 15),
     Command("nvidia-smi-version", ("nvidia-smi",), 15),
 )  # fmt: skip
 # {"python", "packages", "torch_cuda", "emulated"} of the device's Python, by the runner's own code
@@ -126,10 +143,11 @@ LC_ALL=C; export LC_ALL
 PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:/usr/local/cuda/bin:/usr/src/tensorrt/bin; export PATH
 exec 2>/dev/null </dev/null
 b=$1 root=$2 python=$3 code=$4
-case $root in "~"*) root=$HOME${root#"~"};; esac
+case $root in "~"|"~/"*) root=$HOME${root#"~"};; esac
 case $python in "~/"*) python=$HOME${python#"~"};; esac
 limit=
-if timeout -s KILL 5 true; then limit="timeout -s KILL"; elif timeout -t 5 -s KILL true; then limit="timeout -s KILL -t"; fi
+if timeout -s KILL 5 true; then limit="timeout -s KILL"
+elif timeout -s KILL -t 5 true; then limit="timeout -s KILL -t"; fi
 run() {
   s=$1; shift
   if [ -n "$limit" ]; then $limit "$s" "$@"; return; fi
@@ -138,15 +156,19 @@ run() {
   wait "$p"; kill "$w"
 }
 frame() { printf '\n%s %s\n' "$b" "$1"; }
-file() { n=$1; shift; for p; do if [ -r "$p" ]; then frame "$n"; run 5 head -c MAX "$p"; return; fi; done; }
-values() { frame "$1"; shift; run 5 grep '' /dev/null "$@" | head -c MAX; }
-names() { frame "$1"; shift; for p; do [ ! -e "$p" ] || printf '%s\n' "$p"; done | head -c MAX; }
+file() { n=$1; shift; for p; do if [ -f "$p" ] && [ -r "$p" ]; then frame "$n"; head -c MAX "$p"; return; fi; done; }
+values() {
+  n=$1; shift
+  for p; do if [ -e "$p" ]; then frame "$n"; run LIMIT grep '' /dev/null "$@"; return; fi; done
+}
+names() { frame "$1"; shift; for p; do [ ! -e "$p" ] || printf '%s\n' "$p"; done; }
 ask() { n=$1 t=$2; shift 2; if command -v "$1" >/dev/null; then frame "$n"; run "$t" "$@" | head -c MAX; fi; }
 disk() {
   q=$1
-  while [ ! -e "$q" ] && [ "$q" != / ] && [ "$q" != . ]; do q=$(dirname "$q"); done
+  while [ ! -e "${q:-/}" ]; do case $q in */*) q=${q%/*};; *) q=.;; esac; done
+  q=${q:-/}
   [ -w "$q" ] && w=writable || w=read-only
-  printf '@%s %s\n' "$1" "$w"; run 5 df -Pk "$q"
+  printf '@%s %s\n' "$1" "$w"; run LIMIT df -Pk "$q"
 }
 frame date; date +%s.%N
 frame user; id -un
@@ -180,8 +202,8 @@ class Answers:
 def ask(connection: Connection, *, python: str = "python3", root: str | None = None) -> Answers:
     """All of `SOURCES` from the device, in one command.
 
-    `root`: where releases lie there. DeviceError where the device runs no `sh` that answers; what a tool that hangs would
-    have said is missing.
+    `root`: where releases lie there. DeviceError where the device runs no `sh` that answers; what a tool that hangs
+    would have said is missing.
     """
     boundary = secrets.token_hex(16)
     code = inspect.getsource(environment) + _PYTHON
@@ -239,8 +261,9 @@ def frames(output: bytes, boundary: str) -> dict[str, bytes]:
 
 
 def _script() -> str:
-    lines = [_HEAD, *(_line(source) for source in SOURCES), _TAIL]
-    return "\n".join(lines).replace("MAX", str(MAX_BYTES)).replace("KNOWN", " ".join(KNOWN_COMMANDS))
+    text = "\n".join([_HEAD, *(_line(source) for source in SOURCES), _TAIL])
+    words = {"MAX": MAX_BYTES, "LIMIT": LIMIT_S, "KNOWN": " ".join(KNOWN_COMMANDS)}
+    return re.sub(r"\b(MAX|LIMIT|KNOWN)\b", lambda found: str(words[found.group()]), text)
 
 
 def _line(source: File | Values | Names | Command) -> str:
@@ -263,7 +286,9 @@ def _by_path(text: str, globs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _regex(glob: str) -> str:
-    return re.escape(glob).replace(r"\*", "[^/]*?").replace(r"\[0\-9\]", "[0-9]").replace(r"\[1\-6\]", "[1-6]") + "(?=:)"
+    return (
+        re.escape(glob).replace(r"\*", "[^/]*?").replace(r"\[0\-9\]", "[0-9]").replace(r"\[1\-6\]", "[1-6]") + "(?=:)"
+    )
 
 
 def _matching(files: Path, glob: str) -> list[tuple[str, Path]]:

@@ -1,11 +1,13 @@
 """Which profiles a device fits, which nearly, and why not: each difference as a sentence.
 
-A difference is `hard` where what the profile builds does not run there (architecture, GPU, CPU instructions), else it is
-something that a profile of the device's own says rightly (versions, memory). What a device does not say is no difference.
+A difference is `hard` where what the profile builds does not run there (architecture, GPU, CPU instructions), else it
+is something that a profile of the device's own says rightly (versions, memory). What a device does not say is no
+difference.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal, NamedTuple
 
 from edgeopt.errors import ProfileError
@@ -42,7 +44,7 @@ class Fit(NamedTuple):
 
 
 def fits(facts: DeviceFacts) -> list[Fit]:
-    """Every shipped profile, the JetPacks of its module tried too, the best first; one line a profile."""
+    """Every shipped profile, on the device's JetPack where its module has had that, the best first."""
     found = [_best(facts, name) for name in profile_names()]
     return sorted(found, key=_order)
 
@@ -55,15 +57,13 @@ def fit(facts: DeviceFacts, profile: Profile) -> Fit:
 
 
 def _best(facts: DeviceFacts, name: str) -> Fit:
-    default = load_profile(name)
-    others = [f"{name}@{jp}" for jp in reversed(jetpacks_of(default)) if jp != default.jetpack]
-    tried = [fit(facts, default)]
-    for other in others:
-        try:
-            tried.append(fit(facts, load_profile(other)))
-        except ProfileError:  # the profile asks for what the older JetPack has not
-            continue
-    return min(tried, key=_order)  # the first of equals: the profile's own JetPack
+    profile = load_profile(name)
+    tried = [fit(facts, profile)]
+    if facts.jetpack != profile.jetpack and facts.jetpack in jetpacks_of(profile):
+        # not every intent holds on an older JetPack
+        with contextlib.suppress(ProfileError):
+            tried.append(fit(facts, load_profile(f"{name}@{facts.jetpack}")))
+    return min(tried, key=_order)
 
 
 def _order(found: Fit) -> tuple[int, int, int, int]:

@@ -62,7 +62,7 @@ def nearest(detected: Detected) -> Fit:
 
 
 def profile_text(detected: Detected, *, root: str | None = None) -> str:
-    """YAML of the device's own profile: the nearest shipped one as `base`, and the facts that the device says itself."""
+    """YAML of the device's own profile: the nearest shipped one as `base`, and the facts that it says itself."""
     facts, base = detected.facts, nearest(detected)
     below = load_profile(base.profile)
     data: dict[str, Any] = {"title": facts.model or detected.label, "base": _with_jetpack(base.profile, below.jetpack)}
@@ -119,10 +119,10 @@ def _target(facts: DeviceFacts, kind: str) -> dict[str, Any]:
         out["sm"] = facts.sm
     python = version_tuple(facts.python or "")[:2]
     if len(python) == 2:
-        out["python"] = "%d.%d" % python
+        out["python"] = ".".join(map(str, python))
     torch = version_tuple(facts.packages.get("torch", ""))[:2]
     if len(torch) == 2:
-        out["torch"] = {"min": "%d.%d" % torch, "max": "%d.%d" % torch}
+        out["torch"] = dict.fromkeys(("min", "max"), ".".join(map(str, torch)))
     if kind != "cpu":
         versions = {name: getattr(facts, name) for name in ("cuda", "cudnn", "tensorrt")}
         out |= {name: _numbers(version) for name, version in versions.items() if version and _numbers(version)}

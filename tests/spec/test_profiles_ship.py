@@ -51,6 +51,9 @@ def test_a_wheel_holds_every_package_and_every_profile(tmp_path):
     shipped = {p.relative_to(installed) for p in (installed / "edgeopt").rglob("*.py")}
     ours = {p.relative_to(REPO) for p in (REPO / "edgeopt").rglob("*.py")}
     assert shipped == ours
+    data = "edgeopt/testing/recordings"
+    recorded = {p.relative_to(REPO) for p in (REPO / data).rglob("*") if p.is_file()}
+    assert {p.relative_to(installed) for p in (installed / data).rglob("*") if p.is_file()} == recorded
 
 
 def test_the_environment_of_this_run_finds_them_from_any_folder(tmp_path):
