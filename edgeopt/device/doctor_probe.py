@@ -75,13 +75,12 @@ _TEXTS = ("root", "root_at", "complaint", "trtexec")
 
 
 def probe(connection: Connection, *, root: str | None = None, python: str = "python3") -> Probe:
-    """Try out what push, validate and activate do. Three commands; nothing stays on the device.
+    """Try out what push, validate and activate do, in one command; nothing of it stays on the device.
 
     Raises HostError and its kind where the device cannot be reached, and TransferError where the link breaks.
     """
     done = connection.run(script(_TRY, root or DEFAULT_ROOT, python), timeout_s=120, check=False)
-    found = parse(done.text, done.noise.decode("utf-8", "replace"))
-    return found.model_copy(update={"second_session": _second_session(connection)})
+    return parse(done.text, done.noise.decode("utf-8", "replace"))
 
 
 def parse(text: str, noise: str = "") -> Probe:
@@ -109,8 +108,11 @@ def parse(text: str, noise: str = "") -> Probe:
     return Probe(**fields, swaps=tuple(many["swap"]), libraries=tuple(many["library"]))
 
 
-def _second_session(connection: Connection) -> str:
-    """'' where a command runs beside one that is held, as a push does; else the reason why not."""
+def second_session(connection: Connection) -> str:
+    """'' where a command runs beside one that is held, as a push does; else the reason why not.
+
+    To be asked last: a server that refused a session may take a moment to give the first one back.
+    """
     try:
         with connection.hold(script("echo ready; cat > /dev/null")):
             connection.run(["true"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from edgeopt.device import doctor as table
 from edgeopt.device import doctor_here, facts
 from edgeopt.device.doctor_case import Case, Finding, Needs, needs_of
-from edgeopt.device.doctor_probe import probe
+from edgeopt.device.doctor_probe import probe, second_session
 from edgeopt.errors import ArtifactError, DeviceError, HostError, TransferError
 from edgeopt.ports.connection import Connection
 from edgeopt.ports.local import LABEL, LocalConnection
@@ -77,6 +77,7 @@ def _of_device(connection: Connection, asked: Asked, needs: Needs, remote: bool)
         connection.run(["true"])
         tried = probe(connection, root=root, python=asked.python)
         known = facts.read(connection, python=asked.python, root=root)
+        tried = tried.model_copy(update={"second_session": second_session(connection)})
     except (HostError, TransferError, DeviceError) as why:
         return table.unreachable(why)
     case = Case(known, tried, needs, asked.profile, asked.host, asked.python)
