@@ -162,7 +162,7 @@ def keys(facts: HereFacts, profile: Profile | None, needs: Needs, login: Login) 
         return ok(f"keys: {', '.join(facts.keys) or 'none in ~/.ssh'}; {held}")
     return warn(
         "there is no key in ~/.ssh and no agent holds one: only an IdentityFile of ~/.ssh/config can log in",
-        "ssh-keygen -t ed25519 && ssh-copy-id HOST",
+        "ssh-keygen -t ed25519 && ssh-copy-id HOST  # or name its IdentityFile in ~/.ssh/config",
     )
 
 

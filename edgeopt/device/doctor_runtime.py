@@ -59,7 +59,7 @@ def release(case: Case) -> Said:
     if found is None:
         return warn(
             f"L4T {case.facts.l4t} is in no table of edgeopt: versions are taken from the device alone",
-            "edgeopt detect HOST --write profile.yaml",
+            f"edgeopt detect{f' {case.host}' if case.host else ''} --write profile.yaml",
         )
     row, known = found
     about = f"L4T {case.facts.l4t}, JetPack {row.jetpack}" + ("" if known else " or close to it")
@@ -155,7 +155,7 @@ def tensorrt(case: Case) -> Said:
     if wanted is None or found[:2] == version_tuple(wanted)[:2]:
         return ok(f"TensorRT {there}")
     name = case.profile.name.partition("@")[0]
-    mend = f"edgeopt build --profile {name} --set profile.target.tensorrt={'.'.join(map(str, found[:3]))}"
+    mend = f"edgeopt build --profile {name} --set profile.target.tensorrt={'.'.join(map(str, (*found, 0, 0)[:3]))}"
     if (found >= (11,)) != (version_tuple(wanted) >= (11,)) or (found >= (8,)) != (version_tuple(wanted) >= (8,)):
         return fail(f"TensorRT {there} takes precision in another way than {wanted}, which the profile is for", mend)
     return warn(f"TensorRT {there}, and the profile is for {wanted}", mend)
@@ -247,7 +247,7 @@ def cpu(case: Case) -> Said:
     if lacking:
         return fail(
             f"the CPU lacks {', '.join(lacking)}, which the profile counts on",
-            f"edgeopt build --profile {name} --set profile.target.cpu_features=[]",
+            f"edgeopt build --profile {name} --set 'profile.target.cpu_features=[]'",
         )
     if case.profile.target.vnni and case.facts.arch == "x86_64" and not flags & VNNI_FLAGS:
         return fail(

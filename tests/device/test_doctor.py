@@ -110,6 +110,7 @@ FAULTS = [
     ("torch and cuda", "warn", "CPU", "torch.version.cuda", {"torch_cuda": None}),
     ("torch and cuda", "fail", "built for CUDA 12.6", "cp38", {"torch_cuda": "12.6"}),
     ("tensorrt", "warn", "8.6.1", "profile.target.tensorrt=8.6.1", {"tensorrt": "8.6.1"}),
+    ("tensorrt", "warn", "8.6", "profile.target.tensorrt=8.6.0", {"tensorrt": "8.6"}),  # 8.6 would be read as a number
     ("tensorrt", "fail", "another way", "tensorrt=11.1.0", {"tensorrt": "11.1.0"}),
     ("tensorrt", "warn", "left is torchscript", "apt install -y tensorrt", {"tensorrt": None}),
     ("tensorrt", "fail", "not installed", "tensorrt", {"tensorrt": None, "packages": {}}),
