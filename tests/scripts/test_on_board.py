@@ -91,7 +91,8 @@ def test_the_whole_run_on_a_device(sshd, ssh_config, tmp_path):
     )  # fmt: skip
     profile = tmp_path / "one.yaml"
     base = "x86-cpu" if os.uname().machine == "x86_64" else "arm64-cpu"
-    profile.write_text(f"base: {base}\nprecision: {{allowed: [fp32]}}\nbackends: [torchscript]\nmeasure: {{tune: false}}\n")
+    small = "precision: {allowed: [fp32]}\nbackends: [torchscript]\nmeasure: {tune: false}\n"
+    profile.write_text(f"base: {base}\n{small}")
     done, report = call(
         tmp_path, "device", "--ssh-config", str(ssh_config(sshd)), "--python", sys.executable, "--quick",
         "--trials", "unprofiled",
