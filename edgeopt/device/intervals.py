@@ -53,3 +53,21 @@ def ratio(rounds: Sequence[float], of: Sequence[float]) -> Estimate:
 def geometric_mean(values: Sequence[float]) -> float:
     """The geometric mean of positive values: the mean of ratios that does not depend on what they are ratios to."""
     return float(np.exp(np.mean(np.log(np.asarray(values, dtype=np.float64)))))
+
+
+def ratio_of_medians(rounds: Sequence[float], of: Sequence[float]) -> Estimate:
+    """The median of `rounds` over the median of `of`, which were not measured in turns: each is resampled by itself."""
+    a, b = np.asarray(rounds, dtype=np.float64), np.asarray(of, dtype=np.float64)
+    draw = np.random.default_rng(_SEED)
+    upper = np.median(a[draw.integers(0, len(a), (RESAMPLES, len(a)))], axis=1)
+    lower = np.median(b[draw.integers(0, len(b), (RESAMPLES, len(b)))], axis=1)
+    low, high = np.percentile(upper / lower, (2.5, 97.5))
+    return Estimate(float(np.median(a) / np.median(b)), float(low), float(high))
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """b - a with its interval, from both intervals (MOVER: Zou and Donner, 2008; of Wilson's: Newcombe, 1998)."""
+    value = b.value - a.value
+    below = ((b.value - b.low) ** 2 + (a.high - a.value) ** 2) ** 0.5
+    above = ((b.high - b.value) ** 2 + (a.value - a.low) ** 2) ** 0.5
+    return Estimate(value, value - below, value + above)

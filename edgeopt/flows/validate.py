@@ -5,6 +5,7 @@ The device measures and returns raw outputs; everything is judged here. The repo
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -317,8 +318,15 @@ def _write(artifact: Artifact, report: Report) -> Path:
         raise ArtifactError(
             f"cannot write the report: {why.strerror}", where=str(path.parent), todo="check the folder's permissions"
         ) from None
+    path = _free(path)
     replace_file(path, report.model_dump_json(indent=1).encode())
     return path
+
+
+def _free(path: Path) -> Path:
+    """`path`, or with a number where a report of the same second stands there: each is kept, the newest sorts last."""
+    numbered = (path.with_name(f"{path.stem}_{n:02d}.json") for n in itertools.count(2))
+    return path if not path.exists() else next(p for p in numbered if not p.exists())
 
 
 def _error(report: Report, path: Path) -> EdgeoptError:

@@ -44,11 +44,15 @@ cat < "$1"
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended: exit status (128 + N after signal N) and what it wrote."""
+    """How a command ended: exit status (128 + N after signal N) and what it wrote.
+
+    `noise` is what the device's login shell printed before the command ran; no part of the output.
+    """
 
     status: int
     stdout: bytes
     stderr: bytes
+    noise: bytes = b""
 
     @property
     def text(self) -> str:

@@ -125,7 +125,7 @@ class Command:
                 todo="log in by ssh and run: sh -c 'echo hello'",
             )  # fmt: skip
         out = b"" if self.to_file else self._sink.getvalue()
-        return Result(self._out.status, out, complaints)
+        return Result(self._out.status, out, complaints, self._out.noise + self._err.noise)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the link may be gone already, and the channel with it

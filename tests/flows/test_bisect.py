@@ -190,6 +190,20 @@ def test_a_device_with_a_wrong_kernel_is_opened_over_ssh(monkeypatch, job, here,
     assert "wanted" in "\n".join(lines(found, "device"))
 
 
+def test_the_command_finds_where_a_device_parts_from_the_host(artifact, faulty_python, sshd, ssh_config):
+    """`bisect ARTIFACT --against HOST`: the device's first wrong layer, where all before it is right."""
+    login = ("--against", "device", "--ssh-config", str(ssh_config(sshd)), "--candidate", "onnxruntime-fp32", "--json")
+    wrong = run_edgeopt("bisect", str(artifact), *login, "--python", str(faulty_python))
+    assert wrong.returncode == 16, wrong.stderr
+    found = json.loads(wrong.stdout)
+    assert found["first"].startswith("onnxruntime-fp32 on ") and found["first"].endswith(f"127.0.0.1:{sshd.port}")
+    culprit = found["culprit"]
+    assert (culprit["operator"], culprit["module"]) == ("aten.relu", "first.2")
+    assert culprit["wanted"]["low"] == 0 and culprit["found"]["low"] < 0
+    held = [tried["name"] for tried in found["tried"] if tried["reason"] is None]
+    assert any(name.startswith("optimize/") for name in held)  # the host's own graph is right
+
+
 def test_int8_is_followed_to_its_own_passes(job, here):
     found = bisect(job, How(until="reoptimize", candidate="onnxruntime-int8"), here)
     assert found.first is None
