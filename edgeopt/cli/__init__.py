@@ -31,6 +31,7 @@ COMMANDS = {
     "deploy": ("edgeopt.cli.deploy:deploy", "Push, prepare, validate and activate; undone when one fails."),
     "report": ("edgeopt.cli.validate:report", "Show the latest report of an artifact."),
     "profiles": ("edgeopt.cli.profiles:profiles", "List, show and check hardware profiles."),
+    "artifact": ("edgeopt.cli.artifact:artifact", "Pack, unpack, sign and verify artifacts."),
 }
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from edgeopt.errors import DeviceError, EdgeoptError
+from edgeopt.flows import policy
 from edgeopt.flows.place import Place, State, locked
 from edgeopt.ports.connection import Connection, script
 from edgeopt.progress import log
@@ -64,6 +65,7 @@ def switch(place: Place, state: State, digest: str) -> Activated:
     previous = state.current if changed else state.previous
     if changed:
         manifest = read_manifest(place, digest)
+        policy.check_release(place, digest, manifest)
         _say_what_is_not_prepared(place, digest, manifest)
         place.point(digest, previous)
         try:
@@ -76,6 +78,7 @@ def switch(place: Place, state: State, digest: str) -> Activated:
                     f"release {digest[:12]} was switched back: {why.what}; {now}", where=place.where, todo=why.todo
                 ) from why
             raise
+        policy.record(place, digest)
     return Activated(place.name, digest, previous, place.connection.label, f"{place.path}/current", changed)
 
 

@@ -200,7 +200,7 @@ def _staging(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """The folder locked for the time of the block, which ends with the process. BlockingIOError where another has it."""
+    """The folder locked for the time of the block, which ends with the process. OSError where another has it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgeopt.errors import SpaceError, TransferError
-from edgeopt.flows import torch_versions
+from edgeopt.flows import policy, torch_versions
 from edgeopt.flows.place import Place, State, locked
 from edgeopt.ports.blobs import BlobStore, Survey
 from edgeopt.ports.connection import Connection
@@ -65,12 +65,14 @@ def push_to(
     """As `push`, where the caller holds the lock of `place`; `python` is the interpreter there that has torch."""
     started = time.monotonic()
     digest = artifact.digest
+    policy.check(place, artifact)
     state = place.state()
     moved = blobs_moved = 0
     blobs = blobs_of(artifact)
     if digest not in state.releases:
         torch_versions.check(artifact, place.connection, python)
         moved, blobs_moved = _transfer(place, artifact, blobs, progress)
+    policy.carry(place, artifact)
     pruned = _prune(place, digest, state, keep)
     return Pushed(
         name=place.name,

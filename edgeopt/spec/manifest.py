@@ -7,7 +7,6 @@ little-endian bytes, C order, at an offset of a file, so that a device reads the
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import PurePosixPath
