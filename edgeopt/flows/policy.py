@@ -27,7 +27,8 @@ FOLDER = "/etc/edgeopt"  # where scripts/install-device-policy puts it
 CHECK_S = 600  # the device hashes a release
 
 _FIRST = "edgeopt-policy 1"
-_REFUSED, _CANNOT = 1, 69
+_INSTALL = "install the policy again: scripts/install-device-policy HOST"
+_REFUSED = 1
 _NO_POLICY = 3
 
 # $1 the policy's folder
@@ -90,20 +91,15 @@ def read(connection: Connection) -> Policy | None:
         return None
     lines = done.text.splitlines()
     if done.status != 0 or lines[:1] != [_FIRST]:
-        raise DeviceError(
-            f"the device's policy cannot be read: {done.complaint}" if done.status else "the device's policy is not one "
-            "that this edgeopt knows", where=where, todo="install it again: scripts/install-device-policy HOST",
-        )  # fmt: skip
+        why = done.complaint if done.status else "this edgeopt does not know its form"
+        raise DeviceError(f"the device's policy cannot be read: {why}", where=where, todo=_INSTALL)
     values: dict[str, list[str]] = {}
     for line in lines[1:]:
         key, _, value = line.partition(" ")
         values.setdefault(key, []).append(value)
     verifier = values.get("verifier", [""])[-1]
     if not verifier.startswith("/"):
-        raise DeviceError(
-            "the device's policy names no verifier", where=where,
-            todo="install it again: scripts/install-device-policy HOST",
-        )  # fmt: skip
+        raise DeviceError("the device's policy names no verifier", where=where, todo=_INSTALL)
     return Policy(
         verifier, values.get("verify") != ["host"], values.get("downgrade") == ["allow"],
         tuple(values.get("identity", ())),
@@ -202,10 +198,7 @@ def _judge(done: Result, place: Place, what: str) -> None:
         return
     if done.status == _REFUSED:
         raise _refusal(what, done.complaint.removeprefix("refused: "), place)
-    raise DeviceError(
-        f"the device's verifier gave no answer: {done.complaint}", where=place.where,
-        todo="install the policy again: scripts/install-device-policy HOST",
-    )  # fmt: skip
+    raise DeviceError(f"the device's verifier gave no answer: {done.complaint}", where=place.where, todo=_INSTALL)
 
 
 def _refusal(what: str, why: str, place: Place) -> ArtifactError:
