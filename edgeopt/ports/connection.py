@@ -77,6 +77,7 @@ class Connection(abc.ABC):
     """
 
     label: str
+    remote = True  # whether bytes cross a network on their way
 
     @abc.abstractmethod
     def run(
@@ -99,10 +100,13 @@ class Connection(abc.ABC):
         """
 
     @abc.abstractmethod
-    def hold(self, argv: Sequence[str], *, timeout_s: float = 30) -> contextlib.AbstractContextManager[str]:
+    def hold(
+        self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None
+    ) -> contextlib.AbstractContextManager[str]:
         """Run `argv` for the time of a `with` block: entered with its first line, ended by the end of its stdin.
 
-        The command ends with the connection too. Raises CommandEnded where it ends before it prints a line.
+        Over a network a newline is sent every `beat_s`, so that the command can tell when we are gone. It ends with
+        the connection too. Raises CommandEnded where it ends before it prints a line.
         """
 
     @abc.abstractmethod

@@ -71,7 +71,7 @@ class SSHConnection(Connection):
         return checked(done, argv, label=self.label) if check else done
 
     @contextlib.contextmanager
-    def hold(self, argv: Sequence[str], *, timeout_s: float = 30) -> Iterator[str]:
+    def hold(self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None) -> Iterator[str]:
         self._connect()
         with contextlib.ExitStack() as held:
             with self._guarded(self._silence_s) as dog:
@@ -80,7 +80,8 @@ class SSHConnection(Connection):
                 if not command.has_line():
                     raise CommandEnded(command.result(self.label))
             try:
-                yield command.first_line()
+                with command.beating(beat_s):
+                    yield command.first_line()
             except BaseException:
                 with contextlib.suppress(EdgeoptError):
                     self._end(command, timeout_s)

@@ -13,6 +13,7 @@ from edgeopt.flows import policy
 from edgeopt.flows.activate import activate, rollback
 from edgeopt.flows.push import push
 from edgeopt.flows.sign import sign
+from edgeopt.flows.status import status
 from edgeopt.ports.connect import connect
 from edgeopt.progress import log
 from edgeopt.runtime.artifact import Artifact
@@ -83,7 +84,8 @@ VERIFIER = "/mnt/system/usr/local/bin/edgeopt-verify"
 
 def moved(device) -> bool:
     """Whether anything of an artifact lies on the device."""
-    return any(path.is_file() for path in (device.mounted / "home").rglob("*") if path.name != "lock")
+    root = device.mounted / "home" / "releases"
+    return any(path.is_file() for part in ("blobs", "tiny/releases") for path in (root / part).rglob("*"))
 
 
 def test_without_a_policy_nothing_is_demanded(connection, artifacts):
@@ -106,7 +108,7 @@ def test_an_unsigned_artifact_is_refused_before_anything_moves(device, connectio
         push(artifacts[1], connection, root=ROOT)
     assert not moved(device)
     push(artifacts[0], connection, root=ROOT)
-    assert activate(connection, "tiny", root=ROOT).digest == artifacts[0].digest
+    assert moved(device) and activate(connection, "tiny", root=ROOT).digest == artifacts[0].digest
 
 
 def test_the_user_can_change_nothing_of_it(device, connection, install):
@@ -358,3 +360,15 @@ def test_the_policy_is_installed_over_ssh_in_one_command(sshd, ssh_config, tmp_p
 def test_wrong_options_of_the_installer_are_refused(argv):
     done = subprocess.run([SCRIPTS / "install-device-policy", *argv], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("error: ")
+
+
+def test_status_says_what_the_device_demands_and_which_versions_it_has(connection, install, artifacts, keys):
+    push(artifacts[1], connection, root=ROOT)
+    found = status(connection, root=ROOT)
+    assert found.policy is None and [(r.signed, r.version) for r in found.names[0].releases] == [(False, None)]
+    install("--identity", "alice@lab")
+    sign(artifacts[0], keys["alice"], version=12)
+    push(artifacts[0], connection, root=ROOT)
+    found = status(connection, root=ROOT)
+    assert found.policy == "demands artifacts signed by alice@lab"
+    assert {(r.signed, r.version) for r in found.names[0].releases} == {(True, 12), (False, None)}
