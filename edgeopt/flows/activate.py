@@ -149,7 +149,7 @@ def _member(data: bytes, key: str):
     """A member of the JSON object `data`; None where it is none: what is asked here is a hint."""
     try:
         return json.loads(data)[key]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

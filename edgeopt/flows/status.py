@@ -201,7 +201,7 @@ def parse(said: bytes, *, host: str, where: str) -> Status:
             names=tuple(_named(name, seen) for name, seen in names.items()), engines=tuple(engines),
             leftovers=tuple(leftovers), journal=tuple(entries),
         )  # fmt: skip
-    except (ValueError, KeyError, IndexError) as why:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as why:
         raise DeviceError(
             f"the device's answer is not what was asked for: {why}", where=where, todo="repeat with --debug"
         ) from why
