@@ -17,7 +17,7 @@ from edgeopt.flows.status import status
 from edgeopt.ports.connect import connect
 from edgeopt.progress import log
 from edgeopt.runtime.artifact import Artifact
-from tests.conftest import SCRIPTS
+from tests.conftest import SCRIPTS, absent
 from tests.flows.test_sign import make_key
 from tests.ordinary_user import ordinary_user
 from tests.tiny import tiny_artifact
@@ -143,17 +143,17 @@ def test_a_release_that_was_changed_after_the_push_is_not_activated(device, conn
     path.unlink()
     refused("float.onnx is not as it was signed")
     path.symlink_to("/etc/passwd")
-    refused("neither a file nor a folder")
+    refused("neither a plain file nor a folder")
     path.unlink()
     path.write_bytes(data)
-    for name in ("json.py", "x\n./float.onnx"):  # `health` runs there, and Python would take it
-        odd = release / name
-        odd.parent.mkdir(parents=True, exist_ok=True)
-        odd.write_text("")
-        refused("is not part of what was signed")
-        odd.unlink()
-        if odd.parent != release:
-            odd.parent.rmdir()
+    (release / "json.py").write_text("")  # `health` runs there, and Python would take it
+    refused("json.py is not part of what was signed")
+    (release / "json.py").unlink()
+    odd = release / "float.onnx\n." / "float.onnx"  # which a list of names shows as two that are signed
+    odd.parent.mkdir()
+    odd.write_text("")
+    refused("neither a plain file nor a folder")
+    shutil.rmtree(odd.parent)
     (release / "selection.json").write_text("{}")  # outside of the signature by design
     assert activate(connection, "tiny", root=ROOT).changed
 
@@ -372,3 +372,66 @@ def test_status_says_what_the_device_demands_and_which_versions_it_has(connectio
     found = status(connection, root=ROOT)
     assert found.policy == "demands artifacts signed by alice@lab"
     assert {(r.signed, r.version) for r in found.names[0].releases} == {(True, 12), (False, None)}
+
+
+def test_the_verifier_needs_no_more_than_busybox_and_ssh_keygen(device, connection, install, artifacts, keys, tmp_path):
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        absent("busybox is not installed")
+    install()
+    sign(artifacts[0], keys["alice"], version=5)
+    release = push(artifacts[0], connection, root=ROOT).release
+    programs = device.mounted / "system" / "busybox"
+    programs.mkdir()
+    for name in subprocess.run([busybox, "--list"], capture_output=True, text=True).stdout.split():
+        (programs / name).symlink_to(busybox)
+    (programs / "ssh-keygen").symlink_to(shutil.which("ssh-keygen"))
+    text = (device.mounted / "system" / "usr" / "local" / "bin" / "edgeopt-verify").read_text()
+    assert "\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\n" in text
+    small = device.mounted / "system" / "small-verify"
+    small.write_text(text.replace("PATH=/usr/sbin:/usr/bin:/sbin:/bin", "PATH=/mnt/system/busybox"))
+
+    def verify(*argv):
+        return on_device(device, "/mnt/system/busybox/sh", "/mnt/system/small-verify", *argv)
+
+    assert (verify(release).returncode, verify("--record", release).returncode) == (0, 0)
+    assert verify("--copy", release, "/mnt/system/run").returncode == 0
+    assert Artifact.open(device.mounted / "system" / "run" / "current").digest == artifacts[0].digest
+    folder = device.mounted / "home" / "releases" / "tiny" / "releases" / artifacts[0].digest
+    (folder / "evil.py").write_text("")
+    assert "evil.py is not part of what was signed" in verify(release).stderr
+    (folder / "evil.py").unlink()
+    (folder / "float.onnx").unlink()
+    (folder / "float.onnx").write_bytes(b"evil")
+    assert "float.onnx is not as it was signed" in verify(release).stderr
+
+
+@pytest.mark.parametrize(
+    "missing", ["find", "grep", "cut", "sha256sum", "sed", "head", "tail", "mktemp", "ssh-keygen", "tr"]
+)
+def test_a_verifier_that_lacks_a_program_accepts_nothing(policy_here, missing):
+    """What cannot be checked is not accepted: a missing `comm` once was a yes."""
+    verifier, release, programs = policy_here
+    assert subprocess.run([verifier, release], capture_output=True).returncode == 0
+    (programs / missing).unlink()
+    assert subprocess.run([verifier, release], capture_output=True).returncode != 0
+
+
+@pytest.fixture
+def policy_here(tmp_path, keys, unsigned):
+    """(verifier, a release that it accepts, the folder of the only programs that it finds), without a device."""
+    if os.geteuid() != 0:
+        pytest.skip("a policy is root's")
+    (tmp_path / "allowed").write_text("alice@lab " + keys["alice"].with_suffix(".pub").read_text())
+    argv = [SCRIPTS / "install-device-policy", "--allowed-signers", tmp_path / "allowed", "--prefix", tmp_path]
+    subprocess.run(argv, check=True, capture_output=True)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("find", "grep", "cut", "sha256sum", "sed", "head", "tail", "mktemp", "ssh-keygen", "tr", "rm"):
+        (programs / name).symlink_to(shutil.which(name))
+    verifier = tmp_path / "usr" / "local" / "bin" / "edgeopt-verify"
+    text = verifier.read_text()
+    verifier.write_text(text.replace("PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"PATH='{programs}'"))
+    release = shutil.copytree(unsigned[0].folder, tmp_path / "release")
+    sign(Artifact.open(release), keys["alice"])
+    return verifier, release, programs
