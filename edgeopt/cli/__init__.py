@@ -35,6 +35,7 @@ COMMANDS = {
     "detect": ("edgeopt.cli.detect:detect", "Show what a device is and which profiles fit it."),
     "report": ("edgeopt.cli.validate:report", "Show the latest report of an artifact."),
     "profiles": ("edgeopt.cli.profiles:profiles", "List, show and check hardware profiles."),
+    "artifact": ("edgeopt.cli.artifact:artifact", "Pack, unpack, sign and verify artifacts."),
 }
 
 

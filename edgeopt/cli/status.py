@@ -47,6 +47,8 @@ def status_lines(found) -> list[str]:
     lines = [
         f"{found.host}:{found.root}: {size_text(found.used_bytes)} used, {size_text(found.free_bytes)} free{inodes}"
     ]
+    if found.policy:
+        lines.append(f"it {found.policy}")
     for named in found.names:
         lines += ["", named.name + (f"  locked by {named.locked_by}" if named.locked_by else "")]
         lines += [_release(release) for release in named.releases] or ["  no release"]

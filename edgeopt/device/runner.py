@@ -21,10 +21,12 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from edgeopt.device.response import MAX_RESPONSE_BYTES, check_response, outputs_of
 from edgeopt.errors import DeviceError, EdgeoptError, LockedError, SpaceError
 from edgeopt.ports.connection import Connection, Result
 from edgeopt.progress import SILENT, Progress, log
 from edgeopt.runtime import tensors, zipapp
+from edgeopt.spec import json_file
 from edgeopt.spec.manifest import Candidate, TensorRef, TensorSpec
 from edgeopt.spec.values import Value, validate
 
@@ -152,7 +154,7 @@ class Response:
 
     def outputs(self, candidate: str, feed: str) -> dict[str, np.ndarray]:
         """The outputs of one feed by name (bfloat16 as float32) of a candidate that did not fail."""
-        refs = self.runs[candidate].outputs[feed]
+        refs = outputs_of(self.runs[candidate], candidate, feed)
         return {name: tensors.read(self.folder, ref) for name, ref in refs.items()}
 
 
@@ -208,6 +210,7 @@ def measure(
                 most = LOCK_WAIT_S[-1]
                 log.warning("%s: %s; waiting for up to %g s", connection.label, answer.failure.message, most)
         _check_answer(answer, connection.label)
+        check_response(answer.candidates, answer.noise, request.candidates, connection.label)
         _fetch_outputs(connection, scratch, answer, into, progress)
     return Response(answer.environment, answer.candidates, into, answer.noise, answer.sensors)
 
@@ -338,9 +341,13 @@ def _disk_or_device(done: Result, what: str, connection: Connection, *, full: bo
 def _fetch_answer(connection: Connection, scratch: str, into: Path) -> _Answer:
     into.mkdir(parents=True, exist_ok=True)
     local = into / "response.json"
-    connection.get(f"{scratch}/response.json", local)
-    data = _json(local.read_bytes(), connection.label)
-    return validate(_Answer, data, source=f"{connection.label}: the runner's response", error=DeviceError)
+    connection.get(f"{scratch}/response.json", local, at_most=MAX_RESPONSE_BYTES)
+    return read_answer(local.read_bytes(), connection.label)
+
+
+def read_answer(data: bytes, label: str) -> _Answer:
+    """response.json, checked in itself."""
+    return validate(_Answer, _json(data, label), source=f"{label}: the runner's response", error=DeviceError)
 
 
 def _check_answer(answer: _Answer, label: str) -> None:
@@ -364,16 +371,13 @@ def _fetch_outputs(connection: Connection, scratch: str, answer: _Answer, into: 
     size = sum(ref.size_bytes for ref in refs)
     with progress.bar("fetching outputs", size, unit="bytes") as advance:
         for file in files:
-            connection.get(f"{scratch}/out/{file}", into / Path(file).name, advance=advance)
+            most = max(ref.offset + ref.size_bytes for ref in refs if ref.file == file)
+            connection.get(f"{scratch}/out/{file}", into / Path(file).name, advance=advance, at_most=most)
 
 
 def _json(data: bytes, label: str) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError as why:
-        raise DeviceError(
-            f"the runner's answer is not JSON: {why}", where=label, todo="try again with --debug"
-        ) from None
+    todo = "try again with --debug"
+    value = json_file.read(data, what="the runner's answer", source=label, error=DeviceError, todo=todo)
     if not isinstance(value, dict):
         raise DeviceError("the runner's answer is not a JSON object", where=label, todo="try again with --debug")
     return value

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from edgeopt.errors import ArtifactError, DeviceError, EdgeoptError
+from edgeopt.flows import policy
 from edgeopt.flows.place import Place, State, locked
 from edgeopt.flows.place_scripts import AFTER_ACTIVATE_S
 from edgeopt.ports.connection import Connection, script
@@ -75,11 +76,13 @@ def switch(place: Place, state: State, digest: str, *, step: str = "activate") -
     previous = state.current if changed else state.previous
     if changed:
         manifest = read_manifest(place, digest)
+        policy.check_release(place, digest, manifest)
         _say_what_is_not_prepared(place, digest, manifest)
         if manifest.after_activate or manifest.health:
             _try_out(place, state, digest, previous, manifest, step)
         else:
             place.point(digest, previous, step=step)
+        policy.record(place, digest)
     return Activated(place.name, digest, previous, place.connection.label, f"{place.path}/current", changed)
 
 
@@ -146,7 +149,7 @@ def _member(data: bytes, key: str):
     """A member of the JSON object `data`; None where it is none: what is asked here is a hint."""
     try:
         return json.loads(data)[key]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

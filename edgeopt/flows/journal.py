@@ -55,7 +55,7 @@ def parse(text: str) -> list[Entry]:
             data = json.loads(found.strip("\0 "))
             digest = data["digest"] or None
             entry = Entry(data["when"], data["who"], data["name"], data["step"], digest, data["result"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if all(isinstance(value, str) for value in entry.as_dict().values() if value is not None):
             entries.append(entry)

@@ -178,7 +178,7 @@ def _ask(connection: Connection, python: str, runner: str, *argv: str) -> _Answe
         )
     try:
         data = json.loads(done.stdout)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DeviceError(
             f"the runner gave no answer: {done.complaint}", where=connection.label,
             todo=f"run '{python} onboard.pyz environment' there by hand",

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgeopt.errors import SpaceError, TransferError
-from edgeopt.flows import torch_versions
+from edgeopt.flows import policy, torch_versions
 from edgeopt.flows.place import Place, State, locked
 from edgeopt.ports.blobs import BlobStore, Survey
 from edgeopt.ports.connection import Connection
@@ -89,6 +89,7 @@ def push_to(
     """As `push`, where the caller holds the lock of `place`; `python` is the interpreter there that has torch."""
     started = time.monotonic()
     digest = artifact.digest
+    policy.check(place, artifact)
     state = place.state()
     moved = _Moved()
     blobs = blobs_of(artifact)
@@ -96,6 +97,7 @@ def push_to(
     if digest not in state.releases:
         torch_versions.check(artifact, place.connection, python)
         moved = _transfer(place, artifact, blobs, spare, progress)
+    policy.carry(place, artifact)
     if spare and not moved.pruned:
         place.prune(spare)
     return Pushed(

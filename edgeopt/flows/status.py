@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from edgeopt import digest as hashes
 from edgeopt.errors import DeviceError, EdgeoptError, LockedError
-from edgeopt.flows import journal, status_scripts
+from edgeopt.flows import journal, policy, status_scripts
 from edgeopt.flows.journal import Entry
 from edgeopt.flows.place import DEFAULT_ROOT
 from edgeopt.flows.place_scripts import LOCKED, NOTHING
@@ -23,7 +23,8 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 class Release:
     """A release on the device. `when` is Unix time there; `damaged`: its manifest is not the one of its digest.
 
-    `version` is the manifest's, where it has one; `size_bytes` counts its files, which other releases may share.
+    `version` is that of its signature, which is not checked here; `size_bytes` counts its files, which other releases
+    may share.
     """
 
     digest: str
@@ -32,7 +33,7 @@ class Release:
     current: bool
     previous: bool
     profile: str | None = None
-    version: int | str | None = None
+    version: int | None = None
     size_bytes: int | None = None
     damaged: bool = False
 
@@ -82,6 +83,7 @@ class Status:
     engines: tuple[EngineOnDevice, ...] = ()
     leftovers: tuple[LeftOver, ...] = ()
     journal: tuple[Entry, ...] = ()
+    policy: str | None = None  # what the device demands of artifacts, in words
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -104,7 +106,7 @@ class Collected:
 
 
 def status(connection: Connection, name: str | None = None, *, root: str | None = None) -> Status:
-    """What lies below `root` (None: ~/.edgeopt), of `name` or of all. One round trip; nothing is changed or locked.
+    """What lies below `root` (None: ~/.edgeopt), of `name` or of all. Two round trips; nothing is changed or locked.
 
     DeviceError where nothing lies there.
     """
@@ -118,7 +120,8 @@ def status(connection: Connection, name: str | None = None, *, root: str | None 
     found = parse(done.stdout, host=connection.label, where=where)
     if name is not None and not found.names:
         raise _nothing(f"{where}/{name}")
-    return found
+    demanded = policy.read(connection)
+    return replace(found, policy=str(demanded)) if demanded else found
 
 
 def collect(connection: Connection, *, root: str | None = None) -> Collected:
@@ -160,7 +163,7 @@ class _Seen:
     """What the lines have told so far of a name."""
 
     links: dict[str, str] = field(default_factory=dict)
-    releases: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    releases: dict[str, tuple[int, str]] = field(default_factory=dict)
     manifests: dict[str, bytes] = field(default_factory=dict)
     locked_by: str | None = None
     unproven: str | None = None
@@ -198,7 +201,7 @@ def parse(said: bytes, *, host: str, where: str) -> Status:
             names=tuple(_named(name, seen) for name, seen in names.items()), engines=tuple(engines),
             leftovers=tuple(leftovers), journal=tuple(entries),
         )  # fmt: skip
-    except (ValueError, KeyError, IndexError) as why:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as why:
         raise DeviceError(
             f"the device's answer is not what was asked for: {why}", where=where, todo="repeat with --debug"
         ) from why
@@ -235,7 +238,7 @@ def _of_a_name(kind: str, rest: str, data: bytes, names: dict[str, _Seen]) -> li
         when, signed, folder = rest.split(" ", 2)
         if not _DIGEST.fullmatch(folder):
             return [LeftOver("staging", f"{name}/releases/{folder}", 0)] if folder.startswith(".staging-") else []
-        seen.releases[folder] = int(when), signed == "yes"
+        seen.releases[folder] = int(when), signed
     elif kind == "manifest":
         seen.manifests[rest.split(" ", 1)[1]] = data
     else:
@@ -248,14 +251,14 @@ def _named(name: str, seen: _Seen) -> Named:
     return Named(name, tuple(releases), seen.locked_by, seen.unproven)
 
 
-def _release(digest: str, when: int, signed: bool, seen: _Seen) -> Release:
+def _release(digest: str, when: int, signed: str, seen: _Seen) -> Release:
     data = seen.manifests.get(digest, b"")
     manifest: dict = {}
     if hashes.of_bytes(data) == digest:
         manifest = json.loads(data)
     return Release(
-        digest, when, signed, digest == seen.links.get("current"), digest == seen.links.get("previous"),
-        profile=manifest.get("profile"), version=manifest.get("version"),
+        digest, when, signed != "no", digest == seen.links.get("current"), digest == seen.links.get("previous"),
+        profile=manifest.get("profile"), version=int(signed) if signed.isdigit() else None,
         size_bytes=sum(file["size"] for file in manifest["files"].values()) if manifest else None,
         damaged=not manifest,
     )  # fmt: skip

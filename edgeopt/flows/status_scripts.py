@@ -41,7 +41,10 @@ for place in ./*; do
     folder=$name/releases/$release
     [ -d "$folder" ] || continue
     signed=no
-    [ ! -f "$folder/manifest.sig" ] || signed=yes
+    if [ -f "$folder/manifest.sig" ]; then
+      signed=$(sed -n 's/^version \\([1-9][0-9]*\\)$/\\1/p;6q' "$folder/manifest.signed")
+      signed=${{signed:-yes}}
+    fi
     echo "release $name $(when "$folder") $signed ${{folder##*/}}"
     [ -f "$folder/manifest.json" ] || continue
     echo "manifest $name $(wc -c < "$folder/manifest.json") ${{folder##*/}}"

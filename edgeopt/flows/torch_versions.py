@@ -103,5 +103,5 @@ def _runtimes(connection: Connection, python: str) -> dict[str, str | None]:
     try:
         done = connection.run([python, "-"], stdin=source.encode(), timeout_s=60, check=False)
         return json.loads(done.text.splitlines()[-1]) if done.status == 0 else {}
-    except (DeviceError, ValueError, IndexError):  # no such interpreter; one that prints something else
+    except (DeviceError, ValueError, IndexError, RecursionError):  # no such interpreter; one that prints something else
         return {}

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,7 +148,7 @@ class BlobStore:
         done = self._connection.run(argv, stdin=wanted.encode(), timeout_s=timeout_s, check=False)
         if done.status != 0:
             raise transfer_error(done, "cannot use the blob store", where=self._where(self._root))
-        found = _survey(done.text.splitlines(), self._where(self._root))
+        found = _survey(done.text.splitlines(), self._where(self._root), sizes)
         self._programs = found.programs
         return found
 
@@ -219,7 +219,18 @@ def _damaged(path: Path, sha256: str, where: str) -> Exception:
     return TransferError("the bytes arrived damaged", where=where, todo="repeat; if it happens again, check the disk")
 
 
-def _survey(lines: list[str], where: str) -> Survey:
+def _survey(lines: list[str], where: str, asked: Collection[str]) -> Survey:
+    """The Survey that the device's lines tell of; DeviceError where they tell of something else than was `asked`."""
+    try:
+        found = _parse_survey(lines, where)
+    except (ValueError, IndexError):
+        found = None
+    if found is None or not set(found.missing) <= set(asked):
+        raise DeviceError("the device's answer is not what was asked for", where=where, todo="repeat with --debug")
+    return found
+
+
+def _parse_survey(lines: list[str], where: str) -> Survey:
     missing, programs, links, inodes = {}, [], None, None
     for line in lines[:-1]:
         first, *rest = line.split()

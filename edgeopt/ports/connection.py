@@ -137,12 +137,18 @@ class Connection(abc.ABC):
         if done.status != 0:
             raise transfer_error(done, "cannot write", where=f"{self.label}:{remote}")
 
-    def get(self, remote: str, local: Path, *, advance: Advance | None = None) -> None:
-        """Copy the file `remote` to `local`, through `local`.part. TransferError names the path and the cause."""
+    def get(
+        self, remote: str, local: Path, *, advance: Advance | None = None, at_most: int | None = None
+    ) -> None:  # fmt: skip
+        """Copy the file `remote` to `local`, through `local`.part. TransferError names the path and the cause.
+
+        A device that sends more than `at_most` bytes is one of them.
+        """
         remote = self.expand(remote)
         part = local.with_name(local.name + ".part")
         try:
-            with open(part, "wb") as sink:
+            with open(part, "wb") as file:
+                sink = file if at_most is None else _Bounded(file, at_most, f"{self.label}:{remote}")
                 done = self.run(script(_GET, remote), stdout=sink, timeout_s=600, check=False, advance=advance)
             if done.status != 0:
                 raise transfer_error(done, "cannot read", where=f"{self.label}:{remote}")
@@ -155,6 +161,22 @@ class Connection(abc.ABC):
         if path != "~" and not path.startswith("~/"):
             return path
         return self.run(script('printf %s "${HOME%/}"')).text + path[1:]
+
+
+class _Bounded:
+    """A file that takes `most` bytes. Its descriptor is for a command on this machine, which we trust as ourselves."""
+
+    def __init__(self, file: BinaryIO, most: int, where: str):
+        self._file, self._left, self._where = file, most, where
+        self.fileno, self.tell = file.fileno, file.tell
+
+    def write(self, data: bytes) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise TransferError(
+                "the device sends more than was asked for", where=self._where, todo="see what runs on that device"
+            )
+        return self._file.write(data)
 
 
 def script(text: str, *args: str) -> list[str]:

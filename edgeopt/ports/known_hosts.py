@@ -118,7 +118,7 @@ def _parse(line: str, name: str) -> tuple[HostKey, bool] | None:
         return None
     if not _matches(fields[0], name):
         return None
-    with contextlib.suppress(binascii.Error):
+    with contextlib.suppress(ValueError):  # binascii.Error, and what is not ASCII
         return HostKey(fields[1], base64.b64decode(fields[2], validate=True)), marker == "@revoked"
     return None
 

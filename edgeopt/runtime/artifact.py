@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgeopt import digest
 from edgeopt.errors import ArtifactError, disk_error
+from edgeopt.spec import json_file
 from edgeopt.spec import manifest as spec
 from edgeopt.spec.manifest import Manifest, Selection
 from edgeopt.spec.values import validate
@@ -29,10 +30,12 @@ class Artifact:
     def open(cls, folder: Path | str) -> Artifact:
         """The artifact in `folder`, every file re-hashed.
 
-        Raises ArtifactError that names the first file that is missing, is a link, or differs.
+        Raises ArtifactError that names the first file that is missing, is a link, or differs; and where the manifest
+        is not the bytes that its digest is taken of, since then something in it means nothing and was put there.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
+        check_canonical((folder / spec.FILE_NAME).read_bytes(), manifest, source=str(folder / spec.FILE_NAME))
         for name, file in sorted(manifest.files.items()):
             _check(folder, name, file)
         return cls(folder, manifest)
@@ -50,7 +53,9 @@ class Artifact:
         path = self.folder / spec.SELECTION_NAME
         if not path.is_file():
             return None
-        return validate(Selection, _json(path), source=str(path), error=ArtifactError)
+        what, todo = spec.SELECTION_NAME, "delete the file, or build again"
+        data = json_file.read(path.read_bytes(), what=what, source=str(path), error=ArtifactError, todo=todo)
+        return validate(Selection, data, source=str(path), error=ArtifactError)
 
     def write_selection(self, selection: Selection) -> None:
         """Replace `selection.json` atomically."""
@@ -72,6 +77,15 @@ def read_manifest(folder: Path) -> Manifest:
     return spec.decode(path.read_bytes(), source=str(path))
 
 
+def check_canonical(data: bytes, manifest: Manifest, *, source: str) -> None:
+    """ArtifactError where `data` is not the canonical form of `manifest`: the digest would not cover all of it."""
+    if data != spec.encode(manifest):
+        raise ArtifactError(
+            "the manifest is not in the form that edgeopt writes: it was edited, or another version made it",
+            where=source, todo="copy or build the artifact again",
+        )  # fmt: skip
+
+
 def publish(staging: Path, out: Path, manifest: Manifest) -> Artifact:
     """Make the finished folder `staging` the artifact `out`: manifest written last, fsynced, renamed into place.
 
@@ -84,12 +98,17 @@ def publish(staging: Path, out: Path, manifest: Manifest) -> Artifact:
         for name in sorted(manifest.files):
             sync(staging / name)
         replace_file(staging / spec.FILE_NAME, spec.encode(manifest))
-        if (out / spec.REPORTS_DIR).is_dir() and not (staging / spec.REPORTS_DIR).exists():
-            shutil.copytree(out / spec.REPORTS_DIR, staging / spec.REPORTS_DIR)
-        _swap(staging, out)
+        replace_folder(staging, out)
     except OSError as why:
         raise disk_error(why, out, todo=_NO_SPACE, error=ArtifactError) from why
     return Artifact(out, manifest)
+
+
+def replace_folder(staging: Path, out: Path) -> None:
+    """Rename `staging` to `out`, on the same file system; the reports of an artifact that is there are kept."""
+    if (out / spec.REPORTS_DIR).is_dir() and not (staging / spec.REPORTS_DIR).exists():
+        shutil.copytree(out / spec.REPORTS_DIR, staging / spec.REPORTS_DIR)
+    _swap(staging, out)
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -146,12 +165,3 @@ def _check(folder: Path, name: str, file: spec.File) -> None:
         raise ArtifactError(f"a file of the artifact has {size} bytes instead of {file.size}", where=where, todo=todo)
     if digest.of_file(path) != file.sha256:
         raise ArtifactError("a file of the artifact has changed since it was built", where=where, todo=todo)
-
-
-def _json(path: Path):
-    import json
-
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as why:
-        raise ArtifactError(f"not JSON: {why}", where=str(path), todo="delete the file, or build again") from None

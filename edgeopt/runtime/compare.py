@@ -94,6 +94,9 @@ def output_error(references: Sequence[np.ndarray], values: Sequence[np.ndarray])
 def output_errors(references: Sequence[Tensors], values: Sequence[Tensors]) -> dict[str, Error]:
     """The Error of every output by name, over calls that are given in the same order."""
     names = list(references[0]) if references else []
+    for given in values:
+        if lacking := [name for name in names if name not in given]:
+            raise DataError(f"there is no output '{lacking[0]}'", todo="build the artifact again")
     return {n: output_error([r[n] for r in references], [v[n] for v in values]) for n in names}
 
 

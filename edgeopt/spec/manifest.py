@@ -6,8 +6,9 @@ little-endian bytes, C order, at an offset of a file, so that a device reads the
 
 from __future__ import annotations
 
-import json
-import re
+import math
+import unicodedata
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from edgeopt import digest as _digest
 from edgeopt.errors import ArtifactError
+from edgeopt.spec import json_file
 from edgeopt.spec.adaptive import Adaptive
 from edgeopt.spec.values import Value, validate
 
@@ -24,8 +26,12 @@ FILE_NAME = "manifest.json"
 SELECTION_NAME = "selection.json"  # which candidate was chosen, where and by which figures; outside the digest
 BUILD_NAME = "build.json"  # timings, stage records, tool versions, candidate table; outside the digest, not pushed
 REPORTS_DIR = "reports"  # outside the digest, not pushed
+STATEMENT_NAME = "manifest.signed"  # what is signed, see spec/statement.py; outside the digest
+SIGNATURE_NAME = "manifest.sig"  # the signature of it, as ssh-keygen writes it; outside the digest
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_FILE_BYTES = 1 << 40
+MAX_PATH_BYTES, MAX_PART_BYTES = 1000, 200  # below what file systems take, with room for '.part' and a folder before
+_MAX_RANK = 64
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 DTYPE_BYTES = {
@@ -39,14 +45,33 @@ ArtifactName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
 
 def safe_path(path: str) -> str:
-    """`path` when it is relative, normal and stays inside the artifact's folder; else ValueError."""
+    """`path` when it is relative, normal, printable and stays inside the artifact's folder; else ValueError."""
     pure = PurePosixPath(path)
     if (
         not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path
-        or "\\" in path or "\x00" in path or re.search(r"[\x00-\x1f]", path)
+        or "\\" in path or not path.isprintable()  # no control, no bidirectional mark, no half of a surrogate pair
     ):  # fmt: skip
-        raise ValueError(f"the path {path!r} is not a plain path inside the artifact")
+        raise ValueError(f"the path {path[:200]!r} is not a plain path inside the artifact")
+    if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_PART_BYTES for part in pure.parts):
+        raise ValueError(f"the path {path[:200]!r}... is too long")
     return path
+
+
+def _distinct(paths: Iterable[str]) -> None:
+    """ValueError where two paths cannot stand side by side on every disk: macOS, Windows and vfat fold names."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        parts = path.split("/")
+        for end in range(1, len(parts) + 1):
+            part = "/".join(parts[:end])
+            folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", part).casefold())
+            if seen.setdefault(folded, part) != part:
+                raise ValueError(f"{part!r} and {seen[folded]!r} are one name on some disks")
+    files = set(paths)
+    for path in files:
+        for parent in list(PurePosixPath(path).parents)[:-1]:
+            if str(parent) in files:
+                raise ValueError(f"{str(parent)!r} is a file and a folder")
 
 
 FilePath = Annotated[str, pydantic.AfterValidator(safe_path)]
@@ -76,7 +101,7 @@ class TensorSpec(Value):
 
     name: str
     dtype: Dtype
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...] = Field(max_length=_MAX_RANK)
 
 
 class File(Value):
@@ -88,16 +113,19 @@ class TensorRef(Value):
     """A tensor's place in a file: raw little-endian, C order, `offset` in bytes."""
 
     file: FilePath
-    offset: int = Field(ge=0)
+    offset: int = Field(ge=0, le=MAX_FILE_BYTES)
     dtype: Dtype
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)], ...] = Field(max_length=_MAX_RANK)
+
+    @pydantic.model_validator(mode="after")
+    def _bounded(self) -> TensorRef:
+        if math.prod(max(1, size) for size in self.shape) > MAX_FILE_BYTES:  # numpy counts so for an empty one too
+            raise ValueError(f"a tensor of shape {self.shape} is absurdly large")
+        return self
 
     @property
     def size_bytes(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * DTYPE_BYTES[self.dtype]
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class Feed(Value):
@@ -111,7 +139,7 @@ class Agreement(Value):
     """The least share of the choices of an output that are the reference's; along `axis` their order does not count."""
 
     least: float = Field(ge=0, le=1)
-    axis: int | None = None
+    axis: int | None = Field(None, ge=-_MAX_RANK, lt=_MAX_RANK)
 
 
 class Tolerance(Value):
@@ -240,10 +268,13 @@ class Manifest(Value):
         names = [c.name for c in self.candidates]
         if len(set(names)) != len(names):
             raise ValueError("two candidates have one name")
-        reserved = {FILE_NAME, SELECTION_NAME, BUILD_NAME, "manifest.sig"}
+        reserved = {FILE_NAME, SELECTION_NAME, BUILD_NAME, REPORTS_DIR, STATEMENT_NAME, SIGNATURE_NAME}
         for path in self.files:
-            if path in reserved or path.startswith(REPORTS_DIR + "/"):
+            top = path.split("/")[0].casefold()
+            # what is replaced is written beside its name first, as `.part` or `.new`
+            if any(top == name or top.startswith(name + ".") for name in reserved):
                 raise ValueError(f"{path!r} is a reserved name")
+        _distinct(self.files)
         return self
 
     def size_bytes(self, candidate: Candidate) -> int:
@@ -299,12 +330,8 @@ def decode(data: bytes, *, source: str) -> Manifest:
     """`manifest.json` read and checked; ArtifactError names `source` and the first thing that is wrong."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ArtifactError("the manifest is absurdly large", where=source, todo="build the artifact again")
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as why:
-        raise ArtifactError(
-            f"the manifest is not JSON: {why}", where=source, todo="build or copy the artifact again"
-        ) from None
+    todo = "build or copy the artifact again"
+    value = json_file.read(data, what="the manifest", source=source, error=ArtifactError, todo=todo)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if isinstance(version, int) and version > SCHEMA:
         raise ArtifactError(

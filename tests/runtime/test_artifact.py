@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from edgeopt import digest
 from edgeopt.errors import ArtifactError, SpaceError
 from edgeopt.runtime import artifact as room
 from edgeopt.runtime.artifact import Artifact, publish
@@ -30,7 +31,7 @@ def edited(folder, change) -> None:
     path = folder / "manifest.json"
     value = json.loads(path.read_bytes())
     value = change(value) or value
-    path.write_text(json.dumps(value))
+    path.write_bytes(digest.canonical_json(value))
 
 
 def test_an_artifact_opens_and_its_digest_is_that_of_its_manifest(folder, made):
