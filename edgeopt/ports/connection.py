@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from edgeopt.errors import DeviceError, EdgeoptError, SpaceError, TransferError
+from edgeopt.errors import DeviceError, EdgeoptError, SpaceError, TransferError, UsageError
 from edgeopt.progress import Advance
 
 # A transfer that moves less than this a second, hash and flush on the device included, is given up.
@@ -39,6 +39,28 @@ _GET = """\
 LC_ALL=C; export LC_ALL
 [ ! -d "$1" ] || { echo "it is a directory" >&2; exit 1; }
 cat < "$1"
+"""
+
+
+# $1 a user's name, letters and digits only, or nothing for our own
+_HOME_OF = """\
+[ -n "$1" ] || { printf %s "${HOME%/}"; exit; }
+eval "home=~$1"
+[ "$home" != "~$1" ] && printf %s "${home%/}"
+"""
+
+# The end of a held command: it waits for the end of stdin, or for the silence of a pusher that has told us, in seconds,
+# for how long to believe it. A link that is dead for ever looks like one that is quiet, and sshd would keep the session
+# for hours. Only the last timer counts; descriptor 9 is a lock's.
+UNTIL_SILENCE = """\
+timer=
+while IFS= read -r seconds; do
+  case $seconds in ""|*[!0-9]*) continue ;; esac
+  [ -z "$timer" ] || kill "$timer"
+  { sleep "$seconds" && kill $$; } < /dev/null > /dev/null 2>&1 9>&- &
+  timer=$!
+done
+[ -z "$timer" ] || kill "$timer"
 """
 
 
@@ -102,7 +124,8 @@ class Connection(abc.ABC):
     def hold(self, argv: Sequence[str], *, timeout_s: float = 30) -> contextlib.AbstractContextManager[str]:
         """Run `argv` for the time of a `with` block: entered with its first line, ended by the end of its stdin.
 
-        The command ends with the connection too. Raises CommandEnded where it ends before it prints a line.
+        The command ends with the connection too; its stdin may get lines with a number, see UNTIL_SILENCE. Raises
+        CommandEnded where it ends before it prints a line.
         """
 
     @abc.abstractmethod
@@ -143,10 +166,22 @@ class Connection(abc.ABC):
             part.unlink(missing_ok=True)
 
     def expand(self, path: str) -> str:
-        """`path` with a leading `~` or `~/` replaced by the home directory on the device."""
-        if path != "~" and not path.startswith("~/"):
-            return path
-        return self.run(script('printf %s "${HOME%/}"')).text + path[1:]
+        """`path` with a leading `~` or `~user` replaced by that home directory on the device.
+
+        A path that begins with a dash gets a `./`, so that no program takes it for an option. UsageError for an empty
+        path or one with a zero byte, DeviceError where there is no such user.
+        """
+        if not path or "\0" in path:
+            raise UsageError("a path is empty or holds a zero byte", where=self.label, todo="name a file")
+        user = re.match(r"~([A-Za-z0-9_][A-Za-z0-9._-]*)?(?=/|$)", path)
+        if user is None:
+            return f"./{path}" if path.startswith("-") else path
+        home = self.run(script(_HOME_OF, user[1] or ""), check=False)
+        if home.status != 0:
+            raise DeviceError(
+                f"there is no user '{user[1]}'", where=self.label, todo="write ./~NAME for a file that is called so"
+            )
+        return home.stdout.decode("utf-8", "surrogateescape") + path[user.end() :]
 
 
 def script(text: str, *args: str) -> list[str]:

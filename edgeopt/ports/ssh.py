@@ -6,6 +6,8 @@ prints a greeting cannot break it. aes128-gcm first makes it as fast as pipeline
 
 paramiko has calls without deadline (exec_command, a send into a full socket), so every operation runs under a
 watchdog that shuts the socket, and a device that says nothing for `silence_s` is asked for a sign of life.
+
+Nothing of ours is forwarded: no agent, no X11, no ports.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import io
 import logging
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,9 +34,14 @@ from edgeopt.ports.ssh_config import Endpoint
 from edgeopt.ports.watchdog import Watchdog
 from edgeopt.progress import Advance, log
 
-TCP_USER_TIMEOUT = 18  # Linux's number; Python names it only on some platforms
+TCP_CONGESTION, TCP_USER_TIMEOUT = 13, 18  # Linux's numbers; Python names them only on some platforms
 KEEPALIVE_S = 5
+SILENCE_S = 15
+BELIEVED = 4  # silences after which a held command takes us for gone
+START_S = 3  # a login shell takes less; after it we ask whether commands run there at all
 
+_PROBE = ["true"]
+SFTP_INIT = b"\0\0\0\5\1\0\0\0\3"  # SSH_FXP_INIT of version 3: an SFTP server answers, a shell does not read it
 _LOST = (paramiko.SSHException, EOFError, OSError)
 
 
@@ -41,18 +49,22 @@ class SSHConnection(Connection):
     """A device that `host` names, an alias of ~/.ssh/config or `user@host[:port]`. Connects at the first command.
 
     `silence_s`: how long the device may say nothing before it is asked for a sign of life, and then until it is
-    given up. See `ports.connect` for the other arguments.
+    given up; None: half of ServerAliveInterval times ServerAliveCountMax of the configuration, else 15. See
+    `ports.connect` for the other arguments.
     """
 
-    def __init__(self, host: str, *, accept_new: bool = False, config: Path | None = None, silence_s: float = 15):
+    def __init__(
+        self, host: str, *, accept_new: bool = False, config: Path | None = None, silence_s: float | None = None
+    ):
         self.label = host
         self._host = host
         self._accept_new = accept_new
         self._config = config
-        self._silence_s = silence_s
+        self._silence_given = silence_s is not None
+        self._silence_s = SILENCE_S if silence_s is None else silence_s
         self._transport: paramiko.Transport | None = None
         self._closing = contextlib.ExitStack()
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
 
     def run(
         self,
@@ -79,13 +91,36 @@ class SSHConnection(Connection):
                 self._exchange(command, None, timeout_s, dog, None, until=command.has_line)
                 if not command.has_line():
                     raise CommandEnded(command.result(self.label))
-            try:
-                yield command.first_line()
-            except BaseException:
-                with contextlib.suppress(EdgeoptError):
-                    self._end(command, timeout_s)
-                raise
+            with contextlib.ExitStack() as beating:
+                beating.enter_context(self._beats(command))
+                try:
+                    yield command.first_line()
+                except BaseException:
+                    beating.close()
+                    with contextlib.suppress(EdgeoptError):
+                        self._end(command, timeout_s)
+                    raise
             self._end(command, timeout_s)
+
+    @contextlib.contextmanager
+    def _beats(self, command: Command) -> Iterator[None]:
+        """Tell a held command from time to time that we are there, and for how long to believe it."""
+        over = threading.Event()
+
+        def beat() -> None:
+            line = b"%d\n" % max(1, round(BELIEVED * self._silence_s))
+            with contextlib.suppress(*_LOST):
+                while not over.is_set():
+                    command.send(line)
+                    over.wait(self._silence_s)
+
+        thread = threading.Thread(target=beat, name="edgeopt-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(1)  # it hangs where the link does, and ends with the connection
 
     def _end(self, command: Command, timeout_s: float) -> None:
         """Close stdin and wait for the end: what the command held must be free when its block is left."""
@@ -113,6 +148,7 @@ class SSHConnection(Connection):
         source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         piece, done_sending = b"", source is None
         started = heard = time.monotonic()
+        ask_at = started + START_S
         while not until() and not command.has_ended():
             dog.kick()
             moved_out = moved_in = 0
@@ -133,6 +169,9 @@ class SSHConnection(Connection):
             if now - heard > self._silence_s:
                 self._ask_for_a_sign(dog)
                 heard = time.monotonic()
+            if now > ask_at and command.pid is None and stdin is not SFTP_INIT:
+                self._ask_the_shell(timeout_s, dog)
+                ask_at = now + timeout_s
 
     def _ask_for_a_sign(self, dog: Watchdog) -> None:
         """Any answer will do, and a refusal is one; where none comes the watchdog cuts the socket."""
@@ -141,12 +180,22 @@ class SSHConnection(Connection):
         if not self._transport.is_active():
             raise EOFError
 
+    def _ask_the_shell(self, timeout_s: float, dog: Watchdog) -> None:
+        """HostError where commands do not run there: an SFTP server, for one, waits for ever for a packet."""
+        with self._start(_PROBE, None) as probe:
+            self._exchange(probe, SFTP_INIT, timeout_s, dog, None)
+            probe.result(self.label)
+
     def _give_up(self, command: Command, timeout_s: float, dog: Watchdog) -> None:
         self._ask_for_a_sign(dog)
-        if command.pid is not None:
-            with contextlib.closing(self._transport.open_session()) as channel:
-                channel.exec_command(shell.stop(command.pid))
-                channel.status_event.wait(2)
+        if command.pid is None:
+            raise HostError(
+                f"the login shell did not start the command within {timeout_s:g} s: something before it waits",
+                where=self.label, todo="log in by ssh and run: sh -c 'echo hello'; see ForceCommand and the shell's rc",
+            )  # fmt: skip
+        with contextlib.closing(self._session()) as channel:
+            channel.exec_command(shell.stop(command.pid))
+            channel.status_event.wait(2)
         raise DeviceError(
             f"{command.name} did not finish within {timeout_s:g} s and was stopped", where=self.label,
             todo="see what it waits for on the device, or allow it more time",
@@ -154,13 +203,27 @@ class SSHConnection(Connection):
 
     @contextlib.contextmanager
     def _start(self, argv: Sequence[str], sink: BinaryIO | None) -> Iterator[Command]:
-        channel = self._transport.open_session()
+        channel = self._session()
         command = Command(channel, argv[0], sink)
         try:
             channel.exec_command(shell.wrap(argv, command.token))
             yield command
         finally:
             command.close()
+
+    def _session(self) -> paramiko.Channel:
+        """A session; on a connection of its own where sshd allows no more of them on the one that we have."""
+        try:
+            return self._transport.open_session()
+        except paramiko.ChannelException:
+            self._transport = self._reach()
+        try:
+            return self._transport.open_session()
+        except paramiko.ChannelException as why:
+            raise HostError(
+                f"sshd allows no session: {why.text}", where=self.label,
+                todo="set MaxSessions to 1 or more in the device's sshd_config",
+            ) from None  # fmt: skip
 
     @contextlib.contextmanager
     def _guarded(self, patience_s: float, *, quiet: bool = False) -> Iterator[Watchdog]:
@@ -184,24 +247,30 @@ class SSHConnection(Connection):
                 ) from None  # fmt: skip
 
     def _cut(self) -> None:
-        """Shut the first socket of the way: whatever waits on it, or on a tunnel through it, wakes up."""
-        if self._socket is not None:
+        """Shut the first socket of every way: whatever waits on it, or on a tunnel through it, wakes up."""
+        while self._sockets:
+            sock = self._sockets.pop()
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
     def _connect(self) -> None:
-        if self._transport is not None:
-            return
+        if self._transport is None:
+            self._transport = self._reach()
+
+    def _reach(self) -> paramiko.Transport:
+        """A connection to the device, logged in."""
         _silence_paramiko()
         transport: paramiko.Transport | None = None
         for end in ssh_config.route(self._host, ssh_login.lookup(self._config)):
             self.label = end.label
+            if end.silence_s is not None and not self._silence_given:
+                self._silence_s = end.silence_s
             with self._reaching(end):
                 sock = self._open(end, through=transport)
                 transport = self._log_in(end, sock)
         transport.set_keepalive(KEEPALIVE_S)
-        self._transport = transport
+        return transport
 
     @contextlib.contextmanager
     def _reaching(self, end: Endpoint) -> Iterator[None]:
@@ -232,7 +301,9 @@ class SSHConnection(Connection):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with contextlib.suppress(OSError):  # other kernels than Linux
                 sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._silence_s * 1000))
-        self._socket = sock
+            with contextlib.suppress(OSError):  # where it may be used, a lossy link is ten times as fast with it
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"bbr")
+        self._sockets.append(sock)
         self._closing.callback(self._cut)
         return sock
 
@@ -262,7 +333,10 @@ class SSHConnection(Connection):
         if known_hosts.check(key, known, where=end.address, name=end.known_as):
             return
         if not (self._accept_new or end.accept_new):
-            raise known_hosts.unknown(key, where=end.address, host=end.host, port=end.port, file=files[0])
+            authority = known_hosts.authority(end.known_hosts, end.known_as)
+            raise known_hosts.unknown(
+                key, where=end.address, host=end.host, port=end.port, file=files[0], authority=authority
+            )
         known_hosts.add(key, end.known_as, files[0])
         log.warning("%s: new host key %s (%s) added to %s", end.address, key.fingerprint, key.kind, files[0])
 

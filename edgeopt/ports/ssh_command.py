@@ -96,14 +96,24 @@ class Command:
                     "the connection broke before the command ended", where=label,
                     todo="repeat: a push resumes where it was",
                 )  # fmt: skip
-            said = (self._err.noise + self._out.noise).decode("utf-8", "replace").strip()
-            raise HostError(
-                "the login shell did not run the command" + (f": {said[:500]}" if said else ""), where=label,
-                todo="log in by ssh and run: sh -c 'echo hello'",
-            )  # fmt: skip
+            raise _not_run(self._err.noise, self._out.noise, label)
         out = b"" if self.to_file else self._sink.getvalue()
         return Result(self._out.status, out, complaints)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the link may be gone already, and the channel with it
             self._channel.close()
+
+
+def _not_run(err: bytes, out: bytes, label: str) -> HostError:
+    """The error for a command whose login shell ended without having run it."""
+    if out[4:5] == b"\2" and len(out) >= 9:  # SSH_FXP_VERSION after the length: draft-ietf-secsh-filexfer-02, 4
+        return HostError(
+            "the account is for SFTP only: no command runs there", where=label,
+            todo="use an account with a shell, or take 'ForceCommand internal-sftp' off it in sshd_config",
+        )  # fmt: skip
+    said = "".join(c for c in (err + out).decode("utf-8", "replace") if c.isprintable() or c in "\n\t").strip()
+    hint = f": {said[:500]}" if said else " and said nothing; an account for SFTP only does that"
+    return HostError(
+        "the login shell did not run the command" + hint, where=label, todo="log in by ssh and run: sh -c 'echo hello'"
+    )
