@@ -1,0 +1,117 @@
+"""A push over links that are slow, lossy, down for a while or dead, to a device in another network namespace.
+
+Whatever happens: it ends right, or with one error that names host and cause in time, and the next push resumes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from edgeopt.runtime.artifact import Artifact
+from tests.conftest import wait_until
+from tests.network.conftest import DEVICE
+from tests.tiny import tiny_artifact
+
+BIG_BYTES = 3_000_000
+MBIT = 16  # the big file takes a second and a half, so that a cut falls into it
+# ssh's words for: give the device up after two seconds without a sign of life
+IMPATIENT = {"ServerAliveInterval": 2, "ServerAliveCountMax": 1}
+SETTLED_S = 60  # that a deadline of a few seconds is kept on a machine with other work
+
+
+@pytest.fixture
+def big(tmp_path):
+    return tiny_artifact(tmp_path / "built", torchscript=False, extra={"weights.bin": os.urandom(BIG_BYTES)})
+
+
+def check(machine, artifact) -> None:
+    """The device holds the artifact, byte for byte, and nothing half made."""
+    releases = machine.home / ".edgeopt" / "tiny" / "releases"
+    assert os.listdir(releases) == [artifact.digest]
+    assert Artifact.open(releases / artifact.digest).digest == artifact.digest
+    assert not list(machine.home.rglob("*.part"))
+
+
+def nothing_visible(machine) -> bool:
+    return os.listdir(machine.home / ".edgeopt" / "tiny" / "releases") == []
+
+
+def push_until_free(edgeopt, artifact, config):
+    """The next push, tried again while the device still believes in the one before."""
+    deadline = time.monotonic() + SETTLED_S
+    while True:
+        done = edgeopt("push", artifact.folder, "device", "--ssh-config", config, "--json").end()
+        if done.status != 17 or time.monotonic() > deadline:
+            assert done.status == 0, done.stderr
+            return done.said
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        None,
+        ("--mode", "random", "--probability", "0.01"),
+        ("--mode", "random", "--probability", "0.05"),
+        ("--mode", "nth", "--every", "5", "--packet", "0"),  # 20 %; by chance the same packet would be lost ten times in a row some day
+    ],
+    ids=["rate", "1%", "5%", "20%"],
+)
+def test_a_slow_or_lossy_link_only_takes_longer(link, machine, edgeopt, big, loss):
+    device = machine()
+    link.rate(MBIT)
+    if loss:
+        link.lose(*loss)
+    config = device.config(ConnectTimeout=60)
+    done = edgeopt("push", big.folder, "device", "--ssh-config", config, "--json").end()
+    assert done.status == 0, done.stderr
+    assert done.said["moved_bytes"] > BIG_BYTES and done.said["host"] == f"device@{DEVICE}:22"
+    check(device, big)
+
+
+def test_a_link_that_is_down_for_three_seconds_is_waited_for(link, machine, edgeopt, big):
+    device = machine()
+    link.rate(MBIT)
+    pushing = edgeopt("push", big.folder, "device", "--ssh-config", device.config(), "--json")
+    half_way(link, pushing)
+    link.down()
+    time.sleep(3)  # the outage itself
+    link.up()
+    done = pushing.end()
+    assert done.status == 0, done.stderr
+    check(device, big)
+
+
+@pytest.mark.parametrize("fault", ["reset", "black hole", "frozen", "power cut"])
+def test_a_push_that_is_cut_says_so_in_time_and_the_next_one_resumes(link, machine, edgeopt, big, fault):
+    device = machine()
+    link.rate(MBIT)
+    config = device.config(**IMPATIENT)
+    pushing = edgeopt("push", big.folder, "device", "--ssh-config", config, "--json")
+    half_way(link, pushing)
+    {"reset": link.reset, "black hole": link.black_hole, "frozen": device.freeze, "power cut": device.power_cut}[fault]()
+    done = pushing.end(within_s=SETTLED_S)
+    expected = {"reset": (13, "broke"), "power cut": (13, "broke")}.get(fault, (11, "fell silent"))
+    assert done.status == expected[0] and expected[1] in done.stderr, done.stderr
+    assert f"device@{DEVICE}:22" in done.stderr and "repeat" in done.stderr and "Traceback" not in done.stderr
+    assert nothing_visible(device)
+    link.heal()
+    device.up() if fault == "power cut" else device.thaw()
+    again = push_until_free(edgeopt, big, config)
+    assert 0 < again["moved_bytes"] < BIG_BYTES  # it went on where the first one was
+    check(device, big)
+
+
+def half_way(link, pushing) -> None:
+    assert wait_until(lambda: link.arrived() > BIG_BYTES / 3 or pushing.child.poll() is not None)
+    assert pushing.child.poll() is None, pushing.child.communicate()[1]
+
+
+def test_a_device_that_is_not_there_is_told_of_before_long(link, machine, edgeopt, big):
+    device = machine()
+    link.black_hole()
+    config = device.config(ConnectTimeout=2)
+    done = edgeopt("push", big.folder, "device", "--ssh-config", config).end(within_s=SETTLED_S)
+    assert done.status == 11 and "cannot connect: no answer in time" in done.stderr and DEVICE in done.stderr
