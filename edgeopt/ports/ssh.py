@@ -236,13 +236,13 @@ class SSHConnection(Connection):
             except _LOST as why:
                 if quiet:
                     return
-                if dog.fired:
+                if dog.fired or isinstance(why, TimeoutError):
                     raise HostError(
                         f"the device fell silent: nothing for {dog.patience_s:g} s", where=self.label,
                         todo="see whether it is up and the network in order, then repeat: a push resumes",
                     ) from None  # fmt: skip
                 raise TransferError(
-                    f"the connection broke: {why or 'closed by the other side'}", where=self.label,
+                    f"the connection broke: {str(why) or 'closed by the other side'}", where=self.label,
                     todo="repeat: a push resumes where it was",
                 ) from None  # fmt: skip
 
@@ -300,7 +300,8 @@ class SSHConnection(Connection):
             sock = socket.create_connection((end.host, end.port), timeout=end.connect_timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with contextlib.suppress(OSError):  # other kernels than Linux
-                sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._silence_s * 1000))
+                # after our own deadlines, which know what was waited for
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._silence_s * 2000) + 5000)
             with contextlib.suppress(OSError):  # where it may be used, a lossy link is ten times as fast with it
                 sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"bbr")
         self._sockets.append(sock)
