@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -17,102 +15,41 @@ import pytest
 
 from tests.conftest import absent
 from tests.machine import Machine, require_root
+from tests.network import lab
 
-HOST, DEVICE = "10.99.0.1", "10.99.0.2"
 REPOSITORY = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Link:
-    """The cable, as (namespace, interface) at both ends; everything that is done to it goes with the namespaces."""
-
-    host: str
-    device: str
-
-    def rate(self, mbit: float) -> None:
-        """Limit both directions."""
-        for end in (self.host, self.device):
-            must(["tc", "-n", end, "qdisc", "replace", "dev", "cable", "root", "tbf"]
-                 + ["rate", f"{mbit}mbit", "burst", "32kb", "latency", "200ms"])  # fmt: skip
-
-    def lose(self, *match: str) -> None:
-        """Drop what arrives at either end and matches: `--mode random --probability P`, or `--mode nth --every N`."""
-        for end in (self.host, self.device):
-            self._rule(end, "-m", "statistic", *match, "-j", "DROP")
-
-    def black_hole(self) -> None:
-        """Drop everything that arrives at either end, with no word to anybody."""
-        for end in (self.host, self.device):
-            self._rule(end, "-j", "DROP")
-
-    def reset(self) -> None:
-        """Answer everything that the host sends with a TCP reset; the device hears nothing of it."""
-        self._rule(self.device, "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
-
-    def heal(self) -> None:
-        for end in (self.host, self.device):
-            must(["nsenter", f"--net=/run/netns/{end}", "iptables", "-F", "INPUT"])
-
-    def down(self) -> None:
-        must(["ip", "-n", self.device, "link", "set", "cable", "down"])
-
-    def up(self) -> None:
-        must(["ip", "-n", self.device, "link", "set", "cable", "up"])
-
-    def arrived(self) -> int:
-        """Bytes that the device's end has taken in."""
-        said = must(["ip", "-n", self.device, "-json", "-stats", "link", "show", "cable"])
-        return json.loads(said)[0]["stats64"]["rx"]["bytes"]
-
-    def _rule(self, end: str, *rule: str) -> None:
-        # -I: the newest rule comes first; before the first one there is none at all
-        done = run(["nsenter", f"--net=/run/netns/{end}", "iptables", "-I", "INPUT", *rule])
-        if done.returncode != 0:
-            absent(f"the kernel has no such packet filter: {done.stderr.strip()}")
-
-
-def run(argv: list) -> subprocess.CompletedProcess:
-    return subprocess.run([str(a) for a in argv], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-
-
-def must(argv: list) -> str:
-    done = run(argv)
-    assert done.returncode == 0, f"{argv}: {done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture
 def link():
     """A cable between two namespaces that are there for this test only."""
     require_root()
-    for program in ("ip", "tc", "iptables"):
-        if shutil.which(program) is None:
-            absent(f"{program} is not installed (Debian: iproute2, iptables)")
-    mark = f"eo-{os.getpid():x}-{secrets.token_hex(3)}"
-    ends = Link(f"{mark}-h", f"{mark}-d")
-    with contextlib.ExitStack() as stack:
-        for end in (ends.host, ends.device):
-            made = run(["ip", "netns", "add", end])
-            if made.returncode != 0:
-                absent(f"no network namespace can be made: {made.stderr.strip()}")
-            stack.callback(run, ["ip", "netns", "del", end])
-        must(["ip", "-n", ends.host, "link", "add", "cable", "type", "veth"]
-             + ["peer", "name", "cable", "netns", ends.device])  # fmt: skip
-        for end, address in ((ends.host, HOST), (ends.device, DEVICE)):
-            must(["ip", "-n", end, "address", "add", f"{address}/24", "dev", "cable"])
-            must(["ip", "-n", end, "link", "set", "lo", "up"])
-            must(["ip", "-n", end, "link", "set", "cable", "up"])
-        yield ends
+    try:
+        with lab.cable() as link:
+            yield link
+    except lab.Absent as why:
+        absent(str(why))
 
 
 @pytest.fixture
-def machine(link, loopback, tmp_path):
-    """machine(**options): a device at the far end of `link`."""
+def far_link():
+    """As `link`, and 100 ms there and back."""
+    require_root()
+    try:
+        with lab.slow_cable(delay_ms=50) as link:
+            yield link
+    except lab.Absent as why:
+        absent(str(why))
+
+
+@pytest.fixture
+def machine_at(loopback, tmp_path):
+    """machine_at(LINK, **options): a device at the far end of a link."""
     with contextlib.ExitStack() as stack:
 
-        def start(**options) -> Machine:
+        def start(link, **options) -> Machine:
             made = Machine(
-                tmp_path / f"machine-{secrets.token_hex(3)}", loopback.find_sshd(), address=DEVICE, net=link.device,
+                tmp_path / f"machine-{secrets.token_hex(3)}", loopback.find_sshd(), address=lab.DEVICE, net=link.device,
                 port=22, **options,
             )  # fmt: skip
             stack.callback(made.down)
@@ -148,12 +85,12 @@ class Ended:
 
 
 @pytest.fixture
-def edgeopt(link):
-    """edgeopt(*ARGS): start a command at the host's end."""
+def edgeopt_at():
+    """edgeopt_at(LINK, *ARGS): start a command at the host's end."""
     with contextlib.ExitStack() as stack:
 
-        def start(*args) -> Edgeopt:
-            argv = ["nsenter", f"--net=/run/netns/{link.host}", sys.executable, "-m", "edgeopt", *map(str, args)]
+        def start(link, *args) -> Edgeopt:
+            argv = lab.inside(link.host, sys.executable, "-m", "edgeopt", *map(str, args))
             child = subprocess.Popen(
                 argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 text=True,
@@ -163,3 +100,13 @@ def edgeopt(link):
             return Edgeopt(child, time.monotonic())
 
         yield start
+
+
+@pytest.fixture
+def machine(link, machine_at):
+    return lambda **options: machine_at(link, **options)
+
+
+@pytest.fixture
+def edgeopt(link, edgeopt_at):
+    return lambda *args: edgeopt_at(link, *args)

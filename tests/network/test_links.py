@@ -12,7 +12,7 @@ import pytest
 
 from edgeopt.runtime.artifact import Artifact
 from tests.conftest import wait_until
-from tests.network.conftest import DEVICE
+from tests.network.lab import DEVICE
 from tests.tiny import tiny_artifact
 
 BIG_BYTES = 3_000_000
@@ -24,7 +24,11 @@ SETTLED_S = 60  # that a deadline of a few seconds is kept on a machine with oth
 
 @pytest.fixture
 def big(tmp_path):
-    return tiny_artifact(tmp_path / "built", torchscript=False, extra={"weights.bin": os.urandom(BIG_BYTES)})
+    return make_big(tmp_path, BIG_BYTES)
+
+
+def make_big(tmp_path, size_bytes):
+    return tiny_artifact(tmp_path / "built", torchscript=False, extra={"weights.bin": os.urandom(size_bytes)})
 
 
 def check(machine, artifact) -> None:
@@ -50,16 +54,18 @@ def push_until_free(edgeopt, artifact, config):
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("size_bytes", "loss"),
     [
-        None,
-        ("--mode", "random", "--probability", "0.01"),
-        ("--mode", "random", "--probability", "0.05"),
-        ("--mode", "nth", "--every", "5", "--packet", "0"),  # 20 %; by chance the same packet would be lost ten times in a row some day
+        (BIG_BYTES, None),
+        (BIG_BYTES, ("--mode", "random", "--probability", "0.01")),
+        (BIG_BYTES, ("--mode", "random", "--probability", "0.05")),
+        # by chance one packet would be lost ten times in a row some day
+        (BIG_BYTES // 4, ("--mode", "nth", "--every", "5", "--packet", "0")),
     ],
     ids=["rate", "1%", "5%", "20%"],
 )
-def test_a_slow_or_lossy_link_only_takes_longer(link, machine, edgeopt, big, loss):
+def test_a_slow_or_lossy_link_only_takes_longer(link, machine, edgeopt, tmp_path, size_bytes, loss):
+    big = make_big(tmp_path, size_bytes)
     device = machine()
     link.rate(MBIT)
     if loss:
@@ -67,7 +73,14 @@ def test_a_slow_or_lossy_link_only_takes_longer(link, machine, edgeopt, big, los
     config = device.config(ConnectTimeout=60)
     done = edgeopt("push", big.folder, "device", "--ssh-config", config, "--json").end()
     assert done.status == 0, done.stderr
-    assert done.said["moved_bytes"] > BIG_BYTES and done.said["host"] == f"device@{DEVICE}:22"
+    assert done.said["moved_bytes"] > size_bytes and done.said["host"] == f"device@{DEVICE}:22"
+    check(device, big)
+
+
+def test_a_far_device_only_takes_longer(far_link, machine_at, edgeopt_at, big):
+    device = machine_at(far_link)
+    done = edgeopt_at(far_link, "push", big.folder, "device", "--ssh-config", device.config(), "--json").end()
+    assert done.status == 0, done.stderr
     check(device, big)
 
 
@@ -91,7 +104,9 @@ def test_a_push_that_is_cut_says_so_in_time_and_the_next_one_resumes(link, machi
     config = device.config(**IMPATIENT)
     pushing = edgeopt("push", big.folder, "device", "--ssh-config", config, "--json")
     half_way(link, pushing)
-    {"reset": link.reset, "black hole": link.black_hole, "frozen": device.freeze, "power cut": device.power_cut}[fault]()
+    {"reset": link.reset, "black hole": link.black_hole, "frozen": device.freeze, "power cut": device.power_cut}[
+        fault
+    ]()
     done = pushing.end(within_s=SETTLED_S)
     expected = {"reset": (13, "broke"), "power cut": (13, "broke")}.get(fault, (11, "fell silent"))
     assert done.status == expected[0] and expected[1] in done.stderr, done.stderr
