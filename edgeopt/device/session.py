@@ -15,7 +15,7 @@ from typing import Any
 from edgeopt import digest
 from edgeopt.device import runner
 from edgeopt.errors import DeviceError, ProfileError
-from edgeopt.ports.connection import UNTIL_SILENCE, CommandEnded, Connection, script, transfer_error
+from edgeopt.ports.connection import CommandEnded, Connection, script, transfer_error
 from edgeopt.ports.local import LocalConnection
 from edgeopt.spec.manifest import belongs_to
 from edgeopt.spec.profile import Profile
@@ -25,17 +25,15 @@ from edgeopt.spec.profile_values import VNNI_FLAGS
 KERNEL_FEATURES = ("avx2", "avx512f", "amx_int8", "asimddp", "i8mm", "sve", *sorted(VNNI_FLAGS))
 
 # $1 where releases lie. The folder is printed, kept while stdin is open, and then removed.
-_HOLD = (
-    """\
+_HOLD = """\
 LC_ALL=C; export LC_ALL
 case $1 in "~") root=$HOME ;; "~/"*) root=$HOME/${1#??} ;; *) root=$1 ;; esac
 mkdir -p "$root" && folder=$(mktemp -d "$root/.build-XXXXXX") || exit 1
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 1' HUP INT TERM PIPE
 printf '%s\\n' "$folder"
+cat > /dev/null
 """
-    + UNTIL_SILENCE
-)
 
 # $1 the build's folder; stdin: "HASH PATH" lines. `now` holds the files of one measurement, as links; a file that it
 # has no use for is removed, so that the disk holds one measurement's.

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgeopt.errors import DeviceError, EdgeoptError, LockedError, UsageError
-from edgeopt.ports.connection import UNTIL_SILENCE, CommandEnded, Connection, script, transfer_error
+from edgeopt.ports.connection import CommandEnded, Connection, script, transfer_error
 
 DEFAULT_ROOT = "~/.edgeopt"
 _NO_FLOCK, _LOCKED, _NO_BLOB, _NOTHING = 69, 75, 66, 67
@@ -37,7 +37,8 @@ command -v flock >/dev/null || exit {_NO_FLOCK}
 flock -n 9 || {{ cat "$root/$2/lock" >&2; exit {_LOCKED}; }}
 printf '%s\\n' "$3" > "$root/$2/lock" || exit 1
 printf '%s\\n' "$root"
-{UNTIL_SILENCE}"""
+cat > /dev/null
+"""
 
 # $1 ROOT/NAME
 _STATE = """\
