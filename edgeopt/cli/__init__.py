@@ -28,6 +28,7 @@ COMMANDS = {
     "validate": ("edgeopt.cli.validate:validate", "Measure an artifact on a device and judge it."),
     "activate": ("edgeopt.cli.device:activate", "Switch a device to a release that it holds."),
     "rollback": ("edgeopt.cli.device:rollback", "Switch a device back to its previous release."),
+    "status": ("edgeopt.cli.status:status", "Show the releases and the room on a device."),
     "deploy": ("edgeopt.cli.deploy:deploy", "Push, prepare, validate and activate; undone when one fails."),
     "report": ("edgeopt.cli.validate:report", "Show the latest report of an artifact."),
     "profiles": ("edgeopt.cli.profiles:profiles", "List, show and check hardware profiles."),

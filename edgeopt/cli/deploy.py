@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edgeopt.cli.device import activated_lines, device_options, keep_option, open_both, pushed_lines
+from edgeopt.cli.device import activated_lines, device_options, keep_option, open_both, pushed_lines, wait_option
 from edgeopt.cli.prepare import prepared_lines
 from edgeopt.cli.validate import show_report
 
@@ -19,9 +19,12 @@ from edgeopt.cli.validate import show_report
 @click.option("--python", metavar="PATH", help="Python on the device [default: python3; without HOST this one].")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the runtimes [default: their own choice].")
 @keep_option
+@wait_option
 @device_options
 @click.pass_obj
-def deploy(progress, artifact, host, project, python, threads, keep, root, accept_new_host_key, ssh_config, as_json):
+def deploy(
+    progress, artifact, host, project, python, threads, keep, wait_s, root, accept_new_host_key, ssh_config, as_json
+):
     """Push ARTIFACT to HOST, build its engines, measure it there, and activate it where it passes.
 
     Where a step fails the device keeps the release that it had. HOST is an alias of ~/.ssh/config or
@@ -39,7 +42,7 @@ def deploy(progress, artifact, host, project, python, threads, keep, root, accep
     how = How(project=project, python=python or ("python3" if host else sys.executable), threads=threads)
     opened, connection = open_both(artifact, host, ssh_config, accept_new_host_key)
     with connection:
-        done = deploy(opened, connection, how, root=root, keep=keep, progress=progress)
+        done = deploy(opened, connection, how, root=root, keep=keep, progress=progress, wait_s=wait_s)
     if as_json:
         click.echo(json.dumps(done.as_dict()))
         return

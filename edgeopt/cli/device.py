@@ -28,6 +28,13 @@ def keep_option(command):
     )(command)
 
 
+def wait_option(command):
+    return click.option(
+        "--wait", "wait_s", type=click.FloatRange(min=0), default=0, metavar="SECONDS",
+        help="Wait so long for somebody else who is at work there.",
+    )(command)  # fmt: skip
+
+
 def open_connection(host: str | None, ssh_config: Path | None, accept_new_host_key: bool):
     """The Connection that the options of `device_options` describe; use it in a `with` block."""
     from edgeopt.ports.connect import connect
@@ -51,32 +58,44 @@ def open_both(artifact: Path, host: str | None, ssh_config: Path | None, accept_
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.argument("host", required=False)
 @keep_option
+@click.option("--dry-run", is_flag=True, help="Say what would move and what would be removed; change nothing.")
+@wait_option
 @device_options
 @click.pass_obj
-def push(progress, artifact, host, keep, root, accept_new_host_key, ssh_config, as_json):
+def push(progress, artifact, host, keep, dry_run, wait_s, root, accept_new_host_key, ssh_config, as_json):
     """Stage ARTIFACT as a release on HOST; it is not activated.
 
     HOST is an alias of ~/.ssh/config or user@host[:port]; without it this machine is the device. Only what the
-    device lacks travels, and a push that broke goes on where it was.
+    device lacks travels, compressed where that pays, and a push that broke goes on where it was.
 
     \b
     Example:
       edgeopt push digits.edgeopt jetson
+      edgeopt push digits.edgeopt jetson --dry-run
     """
+    from edgeopt.flows.plan import plan
     from edgeopt.flows.push import push
 
     opened, connection = open_both(artifact, host, ssh_config, accept_new_host_key)
     with connection:
-        done = push(opened, connection, root=root, keep=keep, progress=progress)
-    _say(done.as_dict(), pushed_lines(done), as_json)
+        if dry_run:
+            planned = plan(opened, connection, root=root, keep=keep)
+        else:
+            done = push(opened, connection, root=root, keep=keep, progress=progress, wait_s=wait_s)
+    if dry_run:
+        say(planned.as_dict(), planned_lines(planned), as_json)
+        exit_by(planned, as_json)
+        return
+    say(done.as_dict(), pushed_lines(done), as_json)
 
 
 @click.command()
 @click.argument("target", metavar="ARTIFACT|NAME")
 @click.argument("host", required=False)
 @click.option("--release", metavar="DIGEST", help="The beginning of the release's digest, where a NAME is given.")
+@wait_option
 @device_options
-def activate(target, host, release, root, accept_new_host_key, ssh_config, as_json):
+def activate(target, host, release, wait_s, root, accept_new_host_key, ssh_config, as_json):
     """Make a release that HOST holds the current one.
 
     The release is that of ARTIFACT, a folder, or of the artifact NAME the one that --release names. Where its
@@ -94,27 +113,30 @@ def activate(target, host, release, root, accept_new_host_key, ssh_config, as_js
     if digest and release and not digest.startswith(release):
         raise UsageError("--release is not the artifact's digest", where=target, todo="leave --release out")
     with open_connection(host, ssh_config, accept_new_host_key) as connection:
-        done = activate(connection, name, digest or release, root=root or manifest_root)
-    _say(done.as_dict(), activated_lines(done), as_json)
+        done = activate(connection, name, digest or release, root=root or manifest_root, wait_s=wait_s)
+    say(done.as_dict(), activated_lines(done), as_json)
 
 
 @click.command()
 @click.argument("target", metavar="ARTIFACT|NAME")
 @click.argument("host", required=False)
+@click.option("--release", metavar="DIGEST", help="The beginning of a release's digest [default: the previous one].")
+@wait_option
 @device_options
-def rollback(target, host, root, accept_new_host_key, ssh_config, as_json):
-    """Make the previous release of ARTIFACT or NAME on HOST the current one again.
+def rollback(target, host, release, wait_s, root, accept_new_host_key, ssh_config, as_json):
+    """Make the previous release of ARTIFACT or NAME on HOST the current one again, or another that it holds.
 
     \b
     Example:
       edgeopt rollback digits jetson
+      edgeopt rollback digits jetson --release 3f9a
     """
     from edgeopt.flows.activate import rollback
 
     name, _, manifest_root = _named(target)
     with open_connection(host, ssh_config, accept_new_host_key) as connection:
-        done = rollback(connection, name, root=root or manifest_root)
-    _say(done.as_dict(), activated_lines(done), as_json)
+        done = rollback(connection, name, release, root=root or manifest_root, wait_s=wait_s)
+    say(done.as_dict(), activated_lines(done), as_json)
 
 
 def pushed_lines(done) -> list[str]:
@@ -123,12 +145,30 @@ def pushed_lines(done) -> list[str]:
         first = f"pushed   {done.name} {done.digest[:12]}: already there, nothing moved"
     else:
         rate = f", {done.moved_bytes / 1e6 / done.seconds:.0f} MB/s" if done.moved_bytes > 10e6 else ""
+        sent = f" ({size_text(done.sent_bytes)} compressed)" if done.sent_bytes < done.moved_bytes else ""
         first = (
-            f"pushed   {done.name} {done.digest[:12]}: {_size(done.moved_bytes)} in {done.blobs_moved} blobs moved, "
-            f"{done.blobs_skipped} were there, {done.seconds:.1f} s{rate}"
+            f"pushed   {done.name} {done.digest[:12]}: {size_text(done.moved_bytes)} in {done.blobs_moved} blobs "
+            f"moved{sent}, {done.blobs_skipped} were there, {done.seconds:.1f} s{rate}"
         )
     pruned = [f"removed  {digest[:12]}, older than the releases that are kept" for digest in done.pruned]
     return [first, f"release  {done.host}:{done.release}", *pruned]
+
+
+def planned_lines(planned) -> list[str]:
+    """A Planned for people."""
+    lines = [f"would push {planned.name} {planned.digest[:12]} to {planned.host}:{planned.root}"]
+    for file in sorted(planned.files, key=lambda f: -f.size_bytes):
+        resumed = f", {size_text(file.resume_at)} of it are there" if file.resume_at else ""
+        packed = f", about {size_text(file.about_bytes)} by {file.method}" if file.method else ""
+        lines.append(f"  move     {size_text(file.size_bytes):>12}  {file.path}{resumed}{packed}")
+    if planned.already_there:
+        lines.append("  the release is already there, nothing would move")
+    else:
+        total = f"{size_text(planned.move_bytes)} of {len(planned.files)} files would move"
+        lines.append(f"  total    {total}, {planned.blobs_skipped} are there")
+    inodes = "" if planned.free_inodes is None else f", {planned.free_inodes} inodes"
+    lines.append(f"  free     {size_text(planned.free_bytes)}{inodes}")
+    return lines + [f"  remove   release {digest[:12]}" for digest in planned.prune]
 
 
 def activated_lines(done) -> list[str]:
@@ -138,11 +178,12 @@ def activated_lines(done) -> list[str]:
     return [first, previous, f"current  {done.host}:{done.current_link}"]
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes for people: '3.2 MB', or '812 bytes' below 0.1 MB."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count} bytes"
 
 
-def _say(data: dict, lines: list[str], as_json: bool) -> None:
+def say(data: dict, lines: list[str], as_json: bool) -> None:
     click.echo(json.dumps(data) if as_json else "\n".join(lines))
 
 

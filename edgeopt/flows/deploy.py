@@ -41,15 +41,17 @@ def deploy(
     root: str | None = None,
     keep: int = KEEP,
     progress: Progress = SILENT,
+    wait_s: float = 0,
 ) -> Deployed:
     """Push `artifact`, build its engines and measure it on the device, and activate it where it passes.
 
     An undecided check does not stop it, such as a metric whose project is not at hand; a device on which no
     candidate ran does, since nothing is proven then: DeviceError. What a step raises is raised here, and `current`
-    then is what it was before. A release that failed stays staged, for a look at it, until newer releases displace
+    then is what it was before. `wait_s`: how long to wait for a lock that somebody else holds. A release that failed stays staged, for a look at it, until newer releases displace
     it. See push, validate and activate for the errors.
     """
-    with locked(connection, root or artifact.manifest.root, artifact.manifest.name) as place:
+    root = root or artifact.manifest.root
+    with locked(connection, root, artifact.manifest.name, step="deploy", wait_s=wait_s) as place:
         try:
             pushed = push_to(place, artifact, keep=keep, progress=progress, python=(how or How()).python)
             prepared = _prepared(place, artifact, how or How(), progress)
@@ -57,10 +59,14 @@ def deploy(
             validated.check()
             if validated.selection is None:
                 raise _unproven(place, validated)
-            return Deployed(pushed, prepared, validated, switch(place, place.state(), artifact.digest))
+            return Deployed(pushed, prepared, validated, _switched(place, artifact))
         except EdgeoptError:
             log.warning("%s: %s was not activated", place.where, artifact.digest[:12])
             raise
+
+
+def _switched(place: Place, artifact: Artifact) -> Activated:
+    return switch(place, place.state(), artifact.digest, step="deploy")
 
 
 def _prepared(place: Place, artifact: Artifact, how: How, progress: Progress) -> Prepared | None:

@@ -49,20 +49,6 @@ eval "home=~$1"
 [ "$home" != "~$1" ] && printf %s "${home%/}"
 """
 
-# The end of a held command: it waits for the end of stdin, or for the silence of a pusher that has told us, in seconds,
-# for how long to believe it. A link that is dead for ever looks like one that is quiet, and sshd would keep the session
-# for hours. Only the last timer counts; descriptor 9 is a lock's.
-UNTIL_SILENCE = """\
-timer=
-while IFS= read -r seconds; do
-  case $seconds in ""|*[!0-9]*) continue ;; esac
-  [ -z "$timer" ] || kill "$timer"
-  { sleep "$seconds" && kill $$; } < /dev/null > /dev/null 2>&1 9>&- &
-  timer=$!
-done
-[ -z "$timer" ] || kill "$timer"
-"""
-
 
 @dataclass(frozen=True)
 class Result:
@@ -99,6 +85,8 @@ class Connection(abc.ABC):
     """
 
     label: str
+    remote = True  # whether bytes cross a network on their way
+    silence_s: float = 15  # how long the other side may say nothing before it is asked for a sign of life
 
     @abc.abstractmethod
     def run(
@@ -121,11 +109,13 @@ class Connection(abc.ABC):
         """
 
     @abc.abstractmethod
-    def hold(self, argv: Sequence[str], *, timeout_s: float = 30) -> contextlib.AbstractContextManager[str]:
+    def hold(
+        self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None
+    ) -> contextlib.AbstractContextManager[str]:
         """Run `argv` for the time of a `with` block: entered with its first line, ended by the end of its stdin.
 
-        The command ends with the connection too; its stdin may get lines with a number, see UNTIL_SILENCE. Raises
-        CommandEnded where it ends before it prints a line.
+        Over a network a newline is sent every `beat_s`, so that the command can tell when we are gone. It ends with
+        the connection too. Raises CommandEnded where it ends before it prints a line.
         """
 
     @abc.abstractmethod

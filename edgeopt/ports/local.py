@@ -23,6 +23,7 @@ class LocalConnection(Connection):
     """Commands on this machine, each in a session of its own so that a timeout ends it and its children."""
 
     label = LABEL
+    remote = False
 
     def run(
         self,
@@ -53,7 +54,7 @@ class LocalConnection(Connection):
         return checked(done, argv, label=self.label) if check else done
 
     @contextlib.contextmanager
-    def hold(self, argv: Sequence[str], *, timeout_s: float = 30) -> Iterator[str]:
+    def hold(self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None) -> Iterator[str]:
         # stderr to a file: nobody reads it while the command is held, and a full pipe would stop it
         with tempfile.TemporaryFile() as complaints:
             child = _start(argv, subprocess.PIPE, subprocess.PIPE, complaints)

@@ -13,11 +13,11 @@ Nothing of ours is forwarded: no agent, no X11, no ports.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -37,7 +37,6 @@ from edgeopt.progress import Advance, log
 TCP_CONGESTION, TCP_USER_TIMEOUT = 13, 18  # Linux's numbers; Python names them only on some platforms
 KEEPALIVE_S = 5
 SILENCE_S = 15
-BELIEVED = 4  # silences after which a held command takes us for gone
 START_S = 3  # a login shell takes less; after it we ask whether commands run there at all
 
 _PROBE = ["true"]
@@ -60,11 +59,22 @@ class SSHConnection(Connection):
         self._host = host
         self._accept_new = accept_new
         self._config = config
-        self._silence_given = silence_s is not None
-        self._silence_s = SILENCE_S if silence_s is None else silence_s
+        self._silence_given_s = silence_s
         self._transport: paramiko.Transport | None = None
         self._closing = contextlib.ExitStack()
         self._sockets: list[socket.socket] = []
+
+    @functools.cached_property
+    def _way(self) -> tuple[Endpoint, ...]:
+        """The machines to log in to, one through the other; the last is the device."""
+        return ssh_config.route(self._host, ssh_login.lookup(self._config))
+
+    @property
+    def silence_s(self) -> float:
+        """See the class. The configuration is read for it."""
+        if self._silence_given_s is not None:
+            return self._silence_given_s
+        return self._way[-1].silence_s or SILENCE_S
 
     def run(
         self,
@@ -77,54 +87,32 @@ class SSHConnection(Connection):
         advance: Advance | None = None,
     ) -> Result:
         self._connect()
-        with self._guarded(self._silence_s) as dog, self._start(argv, stdout) as command:
+        with self._guarded(self.silence_s) as dog, self._start(argv, stdout) as command:
             self._exchange(command, stdin, timeout_s, dog, advance)
             done = command.result(self.label)
         return checked(done, argv, label=self.label) if check else done
 
     @contextlib.contextmanager
-    def hold(self, argv: Sequence[str], *, timeout_s: float = 30) -> Iterator[str]:
+    def hold(self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None) -> Iterator[str]:
         self._connect()
         with contextlib.ExitStack() as held:
-            with self._guarded(self._silence_s) as dog:
+            with self._guarded(self.silence_s) as dog:
                 command = held.enter_context(self._start(argv, None))
                 self._exchange(command, None, timeout_s, dog, None, until=command.has_line)
                 if not command.has_line():
                     raise CommandEnded(command.result(self.label))
-            with contextlib.ExitStack() as beating:
-                beating.enter_context(self._beats(command))
-                try:
+            try:
+                with command.beating(beat_s):
                     yield command.first_line()
-                except BaseException:
-                    beating.close()
-                    with contextlib.suppress(EdgeoptError):
-                        self._end(command, timeout_s)
-                    raise
+            except BaseException:
+                with contextlib.suppress(EdgeoptError):
+                    self._end(command, timeout_s)
+                raise
             self._end(command, timeout_s)
-
-    @contextlib.contextmanager
-    def _beats(self, command: Command) -> Iterator[None]:
-        """Tell a held command from time to time that we are there, and for how long to believe it."""
-        over = threading.Event()
-
-        def beat() -> None:
-            line = b"%d\n" % max(1, round(BELIEVED * self._silence_s))
-            with contextlib.suppress(*_LOST):
-                while not over.is_set():
-                    command.send(line)
-                    over.wait(self._silence_s)
-
-        thread = threading.Thread(target=beat, name="edgeopt-beat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join(1)  # it hangs where the link does, and ends with the connection
 
     def _end(self, command: Command, timeout_s: float) -> None:
         """Close stdin and wait for the end: what the command held must be free when its block is left."""
-        with self._guarded(self._silence_s) as dog:
+        with self._guarded(self.silence_s) as dog:
             self._exchange(command, b"", timeout_s, dog, None)
 
     def close(self) -> None:
@@ -157,7 +145,7 @@ class SSHConnection(Connection):
                 moved_out = command.send(piece)
                 piece = piece[moved_out:]
                 done_sending = not piece and not moved_out
-            moved_in = command.drain(wait_s=min(0.5, timeout_s, self._silence_s / 2) if done_sending else 0)
+            moved_in = command.drain(wait_s=min(0.5, timeout_s, self.silence_s / 2) if done_sending else 0)
             now = time.monotonic()
             if moved_out or moved_in:
                 heard = now
@@ -166,7 +154,7 @@ class SSHConnection(Connection):
                     advance(moved_in if command.to_file else moved_out)
             if now - started > timeout_s:
                 self._give_up(command, timeout_s, dog)
-            if now - heard > self._silence_s:
+            if now - heard > self.silence_s:
                 self._ask_for_a_sign(dog)
                 heard = time.monotonic()
             if now > ask_at and command.pid is None and stdin is not SFTP_INIT:
@@ -262,10 +250,8 @@ class SSHConnection(Connection):
         """A connection to the device, logged in."""
         _silence_paramiko()
         transport: paramiko.Transport | None = None
-        for end in ssh_config.route(self._host, ssh_login.lookup(self._config)):
+        for end in self._way:
             self.label = end.label
-            if end.silence_s is not None and not self._silence_given:
-                self._silence_s = end.silence_s
             with self._reaching(end):
                 sock = self._open(end, through=transport)
                 transport = self._log_in(end, sock)
@@ -301,7 +287,7 @@ class SSHConnection(Connection):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with contextlib.suppress(OSError):  # other kernels than Linux
                 # after our own deadlines, which know what was waited for
-                sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self._silence_s * 2000) + 5000)
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self.silence_s * 2000) + 5000)
             with contextlib.suppress(OSError):  # where it may be used, a lossy link is ten times as fast with it
                 sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"bbr")
         self._sockets.append(sock)

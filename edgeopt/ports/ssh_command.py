@@ -6,6 +6,8 @@ import contextlib
 import errno
 import io
 import select
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from edgeopt.errors import HostError, SpaceError, TransferError
@@ -50,6 +52,26 @@ class Command:
             if self._channel.closed:  # the command ended without reading all; its result says why
                 return 0
             raise
+
+    @contextlib.contextmanager
+    def beating(self, beat_s: float | None) -> Iterator[None]:
+        """A block during which a newline is sent to the command every `beat_s`; None: none is."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with contextlib.suppress(Exception):  # whoever uses the link is told that it is gone
+                while not over.wait(beat_s):
+                    self.send(b"\n")
+
+        beater = threading.Thread(target=beat, daemon=True) if beat_s else None
+        if beater is not None:
+            beater.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if beater is not None:
+                beater.join(1)
 
     def drain(self, wait_s: float) -> int:
         """Bytes of both streams taken in, waiting at most `wait_s` for the first of them."""

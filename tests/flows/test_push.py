@@ -163,15 +163,16 @@ def test_a_folder_that_cannot_be_made_is_named(device, artifact, tmp_path):
     assert str(tmp_path / "file") in str(refused.value)
 
 
-def test_without_flock_the_device_is_refused(artifact, root, start_sshd, ssh_config, tmp_path):
+def test_a_device_without_what_the_scripts_call_is_refused(artifact, root, start_sshd, ssh_config, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
     for program in ("sh", "mkdir", "cat", "printf"):
         (programs / program).symlink_to(shutil.which(program))
     server = start_sshd("bare", f'SetEnv PATH="{programs}"')
     # a second SetEnv line does not count, so HOME stays the user's own here
-    with connect("device", config=ssh_config(server)) as device, pytest.raises(DeviceError, match="no 'flock'"):
+    with connect("device", config=ssh_config(server)) as device, pytest.raises(DeviceError, match="lacks .*ln, ls, mv"):
         push(artifact, device, root=str(root))
+    assert not root.exists()
 
 
 def test_a_truncated_artifact_is_refused_before_anything_moves(artifact, root):

@@ -138,6 +138,6 @@ def test_a_blob_that_arrives_whole_already_is_only_renamed(source, tmp_path):
 def test_the_free_space_is_read_from_df(line, free_bytes):
     if free_bytes is None:
         with pytest.raises(DeviceError, match="df said"):
-            blobs._free_bytes(line, "device:/root")
+            blobs.free_bytes(line, "device:/root")
     else:
-        assert blobs._free_bytes(line, "device:/root") == free_bytes
+        assert blobs.free_bytes(line, "device:/root") == free_bytes
