@@ -9,8 +9,8 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Machine:
     mounts: str = ""
     path: str = PLAIN_PATH
     environment: tuple[str, ...] = ()
+    sftp: str | None = "internal-sftp"
     net: str | None = None  # the network namespace to run in
     port: int = 0
     _child: subprocess.Popen | None = field(default=None, repr=False)
@@ -150,7 +151,7 @@ class Machine:
             "StrictModes no",
             "UseDNS no",
             "PermitRootLogin yes",
-            "Subsystem sftp internal-sftp",
+            *([f"Subsystem sftp {self.sftp}"] if self.sftp else []),
         ]
         (self.folder / "sshd_config").write_text("\n".join(lines) + "\n")
         kind, blob, *_ = (self.folder / "host_key.pub").read_text().split()
@@ -186,16 +187,16 @@ def _listens(log: Path) -> bool:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
 
 
-def still_there(pid: int, within_s: float = 20) -> bool:
-    """Whether the process is there after all that it may take to end."""
-    deadline = time.monotonic() + within_s
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return os.path.exists(f"/proc/{pid}")
+def programs(folder: Path, *names: str) -> Path:
+    """A folder of links to what is called so here: all that a device has, where it is on its PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        found = shutil.which(name, path=PLAIN_PATH)
+        assert found, f"{name} is not on this machine"
+        (folder / name).symlink_to(found)
+    return folder

@@ -22,6 +22,8 @@ from edgeopt.progress import Advance
 SLOWEST_BYTES_PER_S = 1 << 20
 
 _FULL = re.compile(r"no space left|quota exceeded|file system is full", re.IGNORECASE)
+_NOT_OURS = re.compile(r"read-only file system|permission denied|operation not permitted", re.IGNORECASE)
+_NO_SUDO = re.compile(r"sudo: .*(password|terminal|tty)", re.IGNORECASE)
 
 # $1 the path, $2 its size in bytes. A link that is cut looks like the end of input, hence the count, and takes the
 # reader of stderr with it, hence the trap.
@@ -188,7 +190,10 @@ def transfer_error(done: Result, what: str, *, where: str) -> EdgeoptError:
     """The error for a command that should have written or read a file and failed."""
     if _FULL.search(done.stderr.decode("utf-8", "replace")):
         return SpaceError("the device's disk is full", where=where, todo="free space there, or choose another --root")
-    return TransferError(f"{what}: {done.complaint}", where=where, todo="see what is at that path on the device")
+    complaint = done.stderr.decode("utf-8", "replace")
+    todo = "choose a folder that you may write to, with --root" if _NOT_OURS.search(complaint) else None
+    todo = todo or "see what is at that path on the device"
+    return TransferError(f"{what}: {done.complaint}", where=where, todo=todo)
 
 
 def checked(done: Result, argv: Sequence[str], *, label: str) -> Result:
@@ -196,6 +201,12 @@ def checked(done: Result, argv: Sequence[str], *, label: str) -> Result:
     if done.status == 0:
         return done
     command = argv[0] if argv[:2] != ["sh", "-c"] else "a step on the device"
+    if _NO_SUDO.search(done.complaint):
+        raise DeviceError(
+            f"{command} failed: {done.complaint}", where=label,
+            todo="nobody can type a password there: allow the command in /etc/sudoers.d with NOPASSWD, or do without "
+            "sudo",
+        )  # fmt: skip
     raise DeviceError(
         f"{command} failed with status {done.status}: {done.complaint}", where=label,
         todo="run the command there by hand, or repeat with --debug",

@@ -37,6 +37,7 @@ from edgeopt.progress import Advance, log
 TCP_CONGESTION, TCP_USER_TIMEOUT = 13, 18  # Linux's numbers; Python names them only on some platforms
 KEEPALIVE_S = 5
 SILENCE_S = 15
+STARTS = 3  # of ConnectTimeout, that the slowest login shell may take
 START_S = 3  # a login shell takes less; after it we ask whether commands run there at all
 
 _PROBE = ["true"]
@@ -170,8 +171,9 @@ class SSHConnection(Connection):
 
     def _ask_the_shell(self, timeout_s: float, dog: Watchdog) -> None:
         """HostError where commands do not run there: an SFTP server, for one, waits for ever for a packet."""
+        patience_s = min(timeout_s, STARTS * self._way[-1].connect_timeout_s)
         with self._start(_PROBE, None) as probe:
-            self._exchange(probe, SFTP_INIT, timeout_s, dog, None)
+            self._exchange(probe, SFTP_INIT, patience_s, dog, None)
             probe.result(self.label)
 
     def _give_up(self, command: Command, timeout_s: float, dog: Watchdog) -> None:
