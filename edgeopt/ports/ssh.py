@@ -16,6 +16,7 @@ import contextlib
 import functools
 import io
 import logging
+import math
 import socket
 import subprocess
 import time
@@ -40,8 +41,8 @@ SILENCE_S = 15
 STARTS = 3  # of ConnectTimeout, that the slowest login shell may take
 START_S = 3  # a login shell takes less; after it we ask whether commands run there at all
 
-_PROBE = ["true"]
-SFTP_INIT = b"\0\0\0\5\1\0\0\0\3"  # SSH_FXP_INIT of version 3: an SFTP server answers, a shell does not read it
+# SSH_FXP_INIT of version 3 (draft-ietf-secsh-filexfer-02, 4): an SFTP server answers, a shell's `true` does not read it
+SFTP_INIT = b"\0\0\0\5\1\0\0\0\3"
 _LOST = (paramiko.SSHException, EOFError, OSError)
 
 
@@ -130,6 +131,7 @@ class SSHConnection(Connection):
         dog: Watchdog,
         advance: Advance | None,
         until: Callable[[], bool] | None = None,
+        ask_after_s: float = START_S,
     ) -> None:
         """Feed stdin (None: leave it open) and drain both streams until the command or `until` ends it."""
         until = until or command.has_ended
@@ -137,7 +139,7 @@ class SSHConnection(Connection):
         source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         piece, done_sending = b"", source is None
         started = heard = time.monotonic()
-        ask_at = started + START_S
+        ask_at = started + ask_after_s
         while not until() and not command.has_ended():
             dog.kick()
             moved_out = moved_in = 0
@@ -158,7 +160,7 @@ class SSHConnection(Connection):
             if now - heard > self.silence_s:
                 self._ask_for_a_sign(dog)
                 heard = time.monotonic()
-            if now > ask_at and command.pid is None and stdin is not SFTP_INIT:
+            if now > ask_at and command.pid is None:
                 self._ask_the_shell(timeout_s, dog)
                 ask_at = now + timeout_s
 
@@ -172,8 +174,9 @@ class SSHConnection(Connection):
     def _ask_the_shell(self, timeout_s: float, dog: Watchdog) -> None:
         """HostError where commands do not run there: an SFTP server, for one, waits for ever for a packet."""
         patience_s = min(timeout_s, STARTS * self._way[-1].connect_timeout_s)
-        with self._start(_PROBE, None) as probe:
-            self._exchange(probe, SFTP_INIT, patience_s, dog, None)
+        with self._start(["true"], None) as probe:
+            probe.send(SFTP_INIT)
+            self._exchange(probe, None, patience_s, dog, None, until=probe.is_sftp, ask_after_s=math.inf)
             probe.result(self.label)
 
     def _give_up(self, command: Command, timeout_s: float, dog: Watchdog) -> None:

@@ -28,9 +28,9 @@ from tests.tiny import tiny_artifact
 
 # what a device needs for a push, see docs/device.md
 NEEDED = (
-    "sh cat chmod cp date dd df find flock head ln ls mkdir mktemp mv openssl readlink rm rmdir sed sleep stat sync "
-    "tail touch tr wc"
-).split()
+    *("sh", "cat", "chmod", "cp", "date", "dd", "df", "find", "flock", "head", "ln", "ls", "mkdir", "mktemp", "mv"),
+    *("openssl", "readlink", "rm", "rmdir", "sed", "sleep", "stat", "sync", "tail", "touch", "tr", "wc"),
+)
 
 
 @pytest.fixture
@@ -90,6 +90,7 @@ def test_an_account_that_greets_on_every_login(odd, artifact):  # S06
     ("command", "words"),
     [
         ("internal-sftp", "the account is for SFTP only"),
+        ("/usr/lib/openssh/sftp-server", "the account is for SFTP only"),
         ("/bin/false", "did not run the command and said nothing"),
         ("echo no shell here", "did not run the command: no shell here"),
         ("sleep 1000", "did not start the command within 3 s"),
@@ -143,7 +144,8 @@ def test_a_python_that_is_too_old_is_named_with_the_oldest_that_will_do(odd, art
     old = pythons.require("2.7")
     machine = odd(path="/run/machine/bin", uid=0)  # the interpreter may lie where only root looks
     without(machine)
-    (machine.folder / "bin" / "python3").symlink_to(old)
+    (machine.folder / "bin" / "python3").write_text(f'#!/bin/sh\nexec {old} "$@"\n')
+    (machine.folder / "bin" / "python3").chmod(0o755)
     with (
         reached(machine) as device,
         locked(device, None, "tiny") as place,
@@ -253,7 +255,8 @@ def test_every_path_is_taken_as_it_is(odd, tmp_path, shell):
             device.get(remote, tmp_path / "b")
             assert (tmp_path / "b").read_bytes() == b"data"
             (tmp_path / "b").unlink()
-    assert sorted(path.name for path in machine.home.iterdir()) == sorted(ODD_PATHS)
+    made = {path.name for path in machine.home.iterdir()} - {".config", ".local", ".cache"}  # fish's own
+    assert made == set(ODD_PATHS)
 
 
 def test_another_users_home_is_found_and_an_unknown_user_is_not(odd):
@@ -321,7 +324,7 @@ def test_a_full_tmp_is_got_round_and_noexec_does_not_matter(odd, artifact):
     machine = odd(uid=0, mounts=SMALL_TMP, environment=("TMPDIR=/run/small",))
     with reached(machine) as device, locked(device, None, "tiny") as place:
         assert validate_at(place, artifact, interpreter()).report.verdict != "fail"
-        assert device.run(["ls", "-A", "/run/small"]).text == "file"
+        assert ".edgeopt-" not in device.run(["ls", "-A", "/run/small"]).text
     assert not [path for path in machine.home.rglob("*") if ".edgeopt-" in path.name]
 
 
@@ -347,7 +350,7 @@ def test_a_device_that_reboots_while_it_measures_is_told_of_and_measured_again(o
 
 
 SMALL_DISK = "mkdir /run/disk && mount -t tmpfs -o size=8m,nr_inodes=200,mode=777 tmpfs /run/disk"
-FILL = 'i=0; while : > "$1/fill$i"; do i=$((i + 1)); done 2>/dev/null; true'
+FILL = 'i=0; while true > "$1/fill$i"; do i=$((i + 1)); done 2>/dev/null; true'
 
 
 @pytest.mark.parametrize("what", ["inodes", "bytes"])
@@ -389,7 +392,7 @@ def test_a_disk_that_has_no_room_for_the_measurement_is_told_of(odd, artifact):
 def test_a_disk_that_takes_long_to_flush_is_waited_for(odd, artifact):
     machine = odd(path="/run/machine/bin")
     without(machine, "sync")
-    (machine.folder / "bin" / "sync").write_text('#!/bin/sh\nsleep 1.5\nexec /bin/sync "$@"\n')
+    (machine.folder / "bin" / "sync").write_text('#!/bin/sh\nmkdir "$HOME/.slept" 2>/dev/null && sleep 3\nexec /bin/sync "$@"\n')
     (machine.folder / "bin" / "sync").chmod(0o755)
     # one second of silence is all that the user would wait for
     with reached(machine, ServerAliveInterval=1, ServerAliveCountMax=1) as device:
