@@ -120,6 +120,9 @@ class Connection(abc.ABC):
         the connection too. Raises CommandEnded where it ends before it prints a line.
         """
 
+    def reach(self) -> None:
+        """Connect now and not at the first command; from another thread, while there is something else to do."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of the device. Closing twice does nothing."""

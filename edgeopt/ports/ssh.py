@@ -78,6 +78,10 @@ class SSHConnection(Connection):
             return self._silence_given_s
         return self._way[-1].silence_s or SILENCE_S
 
+    def reach(self) -> None:
+        if self._transport is None:
+            self._transport = self._connected()
+
     def run(
         self,
         argv: Sequence[str],
@@ -88,7 +92,7 @@ class SSHConnection(Connection):
         check: bool = True,
         advance: Advance | None = None,
     ) -> Result:
-        self._connect()
+        self.reach()
         with self._guarded(self.silence_s) as dog, self._start(argv, stdout) as command:
             self._exchange(command, stdin, timeout_s, dog, advance)
             done = command.result(self.label)
@@ -96,7 +100,7 @@ class SSHConnection(Connection):
 
     @contextlib.contextmanager
     def hold(self, argv: Sequence[str], *, timeout_s: float = 30, beat_s: float | None = None) -> Iterator[str]:
-        self._connect()
+        self.reach()
         with contextlib.ExitStack() as held:
             with self._guarded(self.silence_s) as dog:
                 command = held.enter_context(self._start(argv, None))
@@ -209,7 +213,7 @@ class SSHConnection(Connection):
         try:
             return self._transport.open_session()
         except paramiko.ChannelException:
-            self._transport = self._reach()
+            self._transport = self._connected()
         try:
             return self._transport.open_session()
         except paramiko.ChannelException as why:
@@ -247,11 +251,7 @@ class SSHConnection(Connection):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
-    def _connect(self) -> None:
-        if self._transport is None:
-            self._transport = self._reach()
-
-    def _reach(self) -> paramiko.Transport:
+    def _connected(self) -> paramiko.Transport:
         """A connection to the device, logged in."""
         _silence_paramiko()
         transport: paramiko.Transport | None = None
