@@ -120,6 +120,7 @@ class Connection(abc.ABC):
         the connection too. Raises CommandEnded where it ends before it prints a line.
         """
 
+    @abc.abstractmethod
     def reach(self) -> None:
         """Connect now and not at the first command; from another thread, while there is something else to do."""
 

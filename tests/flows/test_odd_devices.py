@@ -392,7 +392,8 @@ def test_a_disk_that_has_no_room_for_the_measurement_is_told_of(odd, artifact):
 def test_a_disk_that_takes_long_to_flush_is_waited_for(odd, artifact):
     machine = odd(path="/run/machine/bin")
     without(machine, "sync")
-    (machine.folder / "bin" / "sync").write_text('#!/bin/sh\nmkdir "$HOME/.slept" 2>/dev/null && sleep 3\nexec /bin/sync "$@"\n')
+    slow = '#!/bin/sh\nmkdir "$HOME/.slept" 2>/dev/null && sleep 3\nexec /bin/sync "$@"\n'
+    (machine.folder / "bin" / "sync").write_text(slow)
     (machine.folder / "bin" / "sync").chmod(0o755)
     # one second of silence is all that the user would wait for
     with reached(machine, ServerAliveInterval=1, ServerAliveCountMax=1) as device:
