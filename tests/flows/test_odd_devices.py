@@ -376,6 +376,21 @@ def test_a_disk_that_fills_up_before_the_switch_leaves_the_old_release(odd, arti
         assert device.run(["readlink", "/run/disk/tiny/current"]).text == f"releases/{other.digest}"
 
 
+def test_a_disk_that_is_full_when_the_release_is_put_together_leaves_nothing(odd, artifact, tmp_path):
+    machine = odd(mounts=SMALL_DISK)
+    with reached(machine) as device:
+        release = push(artifact, device, root="/run/disk").release
+        device.run(["rm", "-rf", release])  # every blob is there, and no room for a folder
+        device.run(["sh", "-c", FILL, "sh", "/run/disk"])
+        with pytest.raises(SpaceError) as refused:
+            push(artifact, device, root="/run/disk")
+        assert machine.address in str(refused.value) and refused.value.todo
+        assert device.run(["ls", "-A", "/run/disk/tiny/releases"]).text == ""
+        device.run(["sh", "-c", "rm /run/disk/fill*"])
+        assert push(artifact, device, root="/run/disk").moved_bytes == 0
+        assert device.run(["sha256sum", f"{release}/manifest.json"]).text.split()[0] == artifact.digest
+
+
 def test_a_disk_that_has_no_room_for_the_measurement_is_told_of(odd, artifact):
     mounts = f"{SMALL_DISK}\n{READ_ONLY_HOME}\nmount -t tmpfs -o size=4k,ro tmpfs /var/tmp"
     machine = odd(uid=0, mounts=mounts, environment=("TMPDIR=/run/disk",))
