@@ -35,7 +35,9 @@ from edgeopt.ports.ssh_config import Endpoint
 from edgeopt.ports.watchdog import Watchdog
 from edgeopt.progress import Advance, log
 
-TCP_CONGESTION, TCP_USER_TIMEOUT = 13, 18  # Linux's numbers; Python names them only on some platforms
+# Linux's numbers; Python names them only on some platforms
+TCP_CONGESTION, TCP_USER_TIMEOUT, TCP_NOTSENT_LOWAT = 13, 18, 25
+UNSENT_BYTES = 128 << 10
 KEEPALIVE_S = 5
 SILENCE_S = 15
 STARTS = 3  # of ConnectTimeout, that the slowest login shell may take
@@ -293,6 +295,9 @@ class SSHConnection(Connection):
             with contextlib.suppress(OSError):  # other kernels than Linux
                 # after our own deadlines, which know what was waited for
                 sock.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, int(self.silence_s * 2000) + 5000)
+            with contextlib.suppress(OSError):
+                # megabytes that wait in the kernel would hold up a sign of life for longer than we wait for it
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             with contextlib.suppress(OSError):  # where it may be used, a lossy link is ten times as fast with it
                 sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"bbr")
         self._sockets.append(sock)
