@@ -47,8 +47,8 @@ def deploy(
 
     An undecided check does not stop it, such as a metric whose project is not at hand; a device on which no
     candidate ran does, since nothing is proven then: DeviceError. What a step raises is raised here, and `current`
-    then is what it was before. `wait_s`: how long to wait for a lock that somebody else holds. A release that failed stays staged, for a look at it, until newer releases displace
-    it. See push, validate and activate for the errors.
+    then is what it was before. A release that failed stays staged, for a look at it, until newer releases displace
+    it. `wait_s`: how long to wait for a lock that somebody else holds. See push, validate and activate for the errors.
     """
     root = root or artifact.manifest.root
     with locked(connection, root, artifact.manifest.name, step="deploy", wait_s=wait_s) as place:

@@ -65,8 +65,9 @@ undo() {{
     [ -z "$old" ] || [ -z "$again" ] || within {AFTER_ACTIVATE_S} "$again"
   fi
   rm -f "$place/pending" && flush "$place"
-  note "{{\\"when\\": \\"$(date -u +%Y-%m-%dT%H:%M:%SZ)\\", \\"who\\": \\"the device\\", \\"name\\": \\"${{place##*/}}\\",\\
- \\"step\\": \\"undo\\", \\"digest\\": \\"$unproven\\", \\"result\\": \\"$result\\"}}"
+  now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+  said='{{"when": "%s", "who": "the device", "name": "%s", "step": "undo", "digest": "%s", "result": "%s"}}'
+  note "$(printf "$said" "$now" "${{place##*/}}" "$unproven" "$result")"
 }}
 """
 
@@ -135,12 +136,13 @@ if command -v flock >/dev/null; then
   flock -s -n 8 || {{ cat "$root/.lock" >&2; exit {LOCKED}; }}
   flock -n 9 || {{ head -n 1 "$place/lock" >&2; exit {LOCKED}; }}
 else
-  take "$place/lock.held" || {{ [ -L "$place/lock.held" ] || exit 1; head -n 1 "$place/lock" >&2; exit {LOCKED}; }}
+  take "$place/lock.held" || {{ [ -w "$place" ] || exit 1; head -n 1 "$place/lock" >&2; exit {LOCKED}; }}
   trap 'leave "$place/lock.held"' EXIT
   ! is_held "$root/.lock.held" || {{ cat "$root/.lock" >&2; exit {LOCKED}; }}
 fi
 printf '%s\\n' "$3" "$5" > "$place/lock" || exit 1
 undo || exit 1
+rm -rf "$place"/releases/.staging-*
 note "$6"
 printf '%s\\n' "$root"
 exec 3<&0
@@ -182,7 +184,6 @@ root=$1 place=$1/$2
 releases=$place/releases
 fence "$4"
 staging=$releases/.staging-$$-$4
-rm -rf "$releases"/.staging-*
 [ ! -f "$releases/$3/manifest.json" ] || exit 0
 trap 'rm -rf "$staging"' EXIT
 mkdir "$staging" || exit 1

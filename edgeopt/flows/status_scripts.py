@@ -88,7 +88,7 @@ if command -v flock >/dev/null; then
   exec 8>>.lock || exit 1
   flock -n 8 || exit {LOCKED}
 else
-  take "$root/.lock.held" || {{ [ -L "$root/.lock.held" ] || exit 1; exit {LOCKED}; }}
+  take "$root/.lock.held" || {{ [ -w "$root" ] || exit 1; exit {LOCKED}; }}
   trap 'leave "$root/.lock.held"' EXIT
   for place in ./*; do
     ! is_held "$place/lock.held" || exit {LOCKED}

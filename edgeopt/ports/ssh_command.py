@@ -60,6 +60,7 @@ class Command:
 
         def beat() -> None:
             with contextlib.suppress(Exception):  # whoever uses the link is told that it is gone
+                self.send(b"\n")
                 while not over.wait(beat_s):
                     self.send(b"\n")
 
