@@ -43,15 +43,22 @@ def open_connection(host: str | None, ssh_config: Path | None, accept_new_host_k
 
 
 def open_both(artifact: Path, host: str | None, ssh_config: Path | None, accept_new_host_key: bool):
-    """(Artifact, Connection): the files are hashed while paramiko is imported, and nothing is connected yet."""
+    """(Artifact, Connection): the files are hashed while we log in; use the Connection in a `with` block."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from edgeopt.runtime.artifact import Artifact
-
+    connection = open_connection(host, ssh_config, accept_new_host_key)
     with ThreadPoolExecutor(1) as pool:
-        opened = pool.submit(Artifact.open, artifact)
-        connection = open_connection(host, ssh_config, accept_new_host_key)
-    return opened.result(), connection
+        reached = pool.submit(connection.reach)
+        try:
+            from edgeopt.runtime.artifact import Artifact
+
+            opened = Artifact.open(artifact)
+            reached.result()
+        except BaseException:
+            reached.exception()
+            connection.close()
+            raise
+    return opened, connection
 
 
 @click.command()
@@ -73,10 +80,11 @@ def push(progress, artifact, host, keep, dry_run, wait_s, root, accept_new_host_
       edgeopt push digits.edgeopt jetson
       edgeopt push digits.edgeopt jetson --dry-run
     """
+    opened, connection = open_both(artifact, host, ssh_config, accept_new_host_key)
+
     from edgeopt.flows.plan import plan
     from edgeopt.flows.push import push
 
-    opened, connection = open_both(artifact, host, ssh_config, accept_new_host_key)
     with connection:
         if dry_run:
             planned = plan(opened, connection, root=root, keep=keep)

@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import json
 import os
+import posixpath
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from edgeopt.device import scratch as scratch_place
 from edgeopt.device.response import MAX_RESPONSE_BYTES, check_response, outputs_of
 from edgeopt.errors import DeviceError, EdgeoptError, LockedError, SpaceError
 from edgeopt.ports.connection import Connection, Result
@@ -187,7 +189,7 @@ def measure(
     such Python, the request is refused or nothing comes back in time; LockedError, with the other's process, where it
     did not end; SpaceError where the device's disk is full; what the connection raises where it breaks.
     """
-    with scratch_folder(connection) as scratch:
+    with scratch_folder(connection, beside=request.folder) as scratch:
         runner = runner or _put_runner(connection, scratch)
         argv = [python, runner, "run", f"{scratch}/request.json", f"{scratch}/response.json"]
         waits = list(LOCK_WAIT_S)
@@ -282,9 +284,13 @@ def _encode_timing(timing: Timing, lock_wait_s: float) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def scratch_folder(connection: Connection) -> Iterator[str]:
-    """A temporary folder on the device with an empty `out` in it, removed at the end."""
-    made = connection.run(["mktemp", "-d"], check=False)
+def scratch_folder(connection: Connection, *, beside: str = "") -> Iterator[str]:
+    """A temporary folder on the device with an empty `out` in it, removed at the end.
+
+    Where /tmp has no room it lies near the release `beside`.
+    """
+    near = posixpath.dirname(posixpath.dirname(beside)) if connection.remote else ""
+    made = connection.run(scratch_place.make(near), check=False)
     if made.status != 0:
         raise _disk_or_device(made, "cannot make a temporary folder", connection)
     scratch = made.text

@@ -27,7 +27,7 @@ from edgeopt.ports.connection import CommandEnded, Connection, Result, script, t
 from edgeopt.progress import log
 
 DEFAULT_ROOT = "~/.edgeopt"
-BEAT_S, PATIENCE_S = 10, 120  # how often we say that we live, and how long the device waits for it
+BEATS, PATIENCE_S = 12, 120  # how often we say that we live while the device waits for it
 _WAIT_PAUSE_S = 1.0
 
 
@@ -175,9 +175,11 @@ def locked(
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     who = f"{journal.ourselves()}, process {os.getpid()}, since {since}"
     begun = journal.line(name, step, None, "begun") if step else ""
-    argv = script(place_scripts.LOCK, root, name, who, "make" if make else "", token, begun, str(PATIENCE_S))
+    # an operator who waits for less is gone sooner
+    patience_s = max(2, min(PATIENCE_S, round(8 * connection.silence_s)))
+    argv = script(place_scripts.LOCK, root, name, who, "make" if make else "", token, begun, str(patience_s))
     with contextlib.ExitStack() as stack:
-        absolute = _held(stack, connection, argv, f"{connection.label}:{root}/{name}", wait_s)
+        absolute = _held(stack, connection, argv, patience_s, f"{connection.label}:{root}/{name}", wait_s)
         place = Place(connection, absolute, name, token)
         try:
             yield place
@@ -189,14 +191,18 @@ def locked(
             raise
 
 
-def _held(stack: contextlib.ExitStack, connection: Connection, argv: list[str], where: str, wait_s: float) -> str:
+def _held(
+    stack: contextlib.ExitStack, connection: Connection, argv: list[str], patience_s: int, where: str, wait_s: float
+) -> str:
     """The absolute root, the lock held until `stack` is left."""
     deadline = time.monotonic() + wait_s
     said = False
     while True:
         try:
             # before it answers it may have to undo a switch and start the old release again
-            return stack.enter_context(connection.hold(argv, timeout_s=AFTER_ACTIVATE_S + 60, beat_s=BEAT_S))
+            return stack.enter_context(
+                connection.hold(argv, timeout_s=AFTER_ACTIVATE_S + 60, beat_s=patience_s / BEATS)
+            )
         except CommandEnded as ended:
             why = _not_locked(ended, where)
             if not isinstance(why, LockedError) or time.monotonic() >= deadline:

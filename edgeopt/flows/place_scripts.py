@@ -30,6 +30,17 @@ fence() {{
 }}
 """
 
+# newest DIGEST: what the clock of its day made newer than this release, which is the newest, gets a time that is older
+_NEWEST = """\
+newest() {
+  minute=10
+  ls -1tr "$releases" | sed -n "/^$1\\$/,\\$p" | sed 1d | while read -r ahead; do
+    TZ=UTC0 touch -t "1970010100$minute" "$releases/$ahead"
+    minute=$((minute + 1))
+  done
+}
+"""
+
 # undo: back to what `pending` says, if it is there. Links before the file, so that a cut in between repeats it. What
 # it starts must not inherit the lock, which a service would then hold for ever.
 _UNDO = f"""\
@@ -167,6 +178,7 @@ STAGE = with_functions(
     RENAME,
     NOTE,
     _FENCE,
+    _NEWEST,
     text=f"""\
 root=$1 place=$1/$2
 releases=$place/releases
@@ -193,6 +205,7 @@ else
 fi
 fence "$4"
 rename "$staging" "$releases/$3" && flush "$releases" || exit 1
+newest "$3"
 note "$5"
 """,
 )

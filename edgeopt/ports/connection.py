@@ -15,13 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from edgeopt.errors import DeviceError, EdgeoptError, SpaceError, TransferError
+from edgeopt.errors import DeviceError, EdgeoptError, SpaceError, TransferError, UsageError
 from edgeopt.progress import Advance
 
 # A transfer that moves less than this a second, hash and flush on the device included, is given up.
 SLOWEST_BYTES_PER_S = 1 << 20
 
 _FULL = re.compile(r"no space left|quota exceeded|file system is full", re.IGNORECASE)
+_NOT_OURS = re.compile(r"read-only file system|permission denied|operation not permitted", re.IGNORECASE)
+_NO_SUDO = re.compile(r"sudo: .*(password|terminal|tty)", re.IGNORECASE)
 
 # $1 the path, $2 its size in bytes. A link that is cut looks like the end of input, hence the count, and takes the
 # reader of stderr with it, hence the trap.
@@ -39,6 +41,14 @@ _GET = """\
 LC_ALL=C; export LC_ALL
 [ ! -d "$1" ] || { echo "it is a directory" >&2; exit 1; }
 cat < "$1"
+"""
+
+
+# $1 a user's name, letters and digits only, or nothing for our own
+_HOME_OF = """\
+[ -n "$1" ] || { printf %s "${HOME%/}"; exit; }
+eval "home=~$1"
+[ "$home" != "~$1" ] && printf %s "${home%/}"
 """
 
 
@@ -82,6 +92,7 @@ class Connection(abc.ABC):
 
     label: str
     remote = True  # whether bytes cross a network on their way
+    silence_s: float = 15  # how long the other side may say nothing before it is asked for a sign of life
 
     @abc.abstractmethod
     def run(
@@ -112,6 +123,10 @@ class Connection(abc.ABC):
         Over a network a newline is sent every `beat_s`, so that the command can tell when we are gone. It ends with
         the connection too. Raises CommandEnded where it ends before it prints a line.
         """
+
+    @abc.abstractmethod
+    def reach(self) -> None:
+        """Connect now and not at the first command; from another thread, while there is something else to do."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -157,10 +172,22 @@ class Connection(abc.ABC):
             part.unlink(missing_ok=True)
 
     def expand(self, path: str) -> str:
-        """`path` with a leading `~` or `~/` replaced by the home directory on the device."""
-        if path != "~" and not path.startswith("~/"):
-            return path
-        return self.run(script('printf %s "${HOME%/}"')).text + path[1:]
+        """`path` with a leading `~` or `~user` replaced by that home directory on the device.
+
+        A path that begins with a dash gets a `./`, so that no program takes it for an option. UsageError for an empty
+        path or one with a zero byte, DeviceError where there is no such user.
+        """
+        if not path or "\0" in path:
+            raise UsageError("a path is empty or holds a zero byte", where=self.label, todo="name a file")
+        user = re.match(r"~([A-Za-z0-9_][A-Za-z0-9._-]*)?(?=/|$)", path)
+        if user is None:
+            return f"./{path}" if path.startswith("-") else path
+        home = self.run(script(_HOME_OF, user[1] or ""), check=False)
+        if home.status != 0:
+            raise DeviceError(
+                f"there is no user '{user[1]}'", where=self.label, todo="write ./~NAME for a file that is called so"
+            )
+        return home.stdout.decode("utf-8", "surrogateescape") + path[user.end() :]
 
 
 class _Bounded:
@@ -193,7 +220,10 @@ def transfer_error(done: Result, what: str, *, where: str) -> EdgeoptError:
     """The error for a command that should have written or read a file and failed."""
     if _FULL.search(done.stderr.decode("utf-8", "replace")):
         return SpaceError("the device's disk is full", where=where, todo="free space there, or choose another --root")
-    return TransferError(f"{what}: {done.complaint}", where=where, todo="see what is at that path on the device")
+    complaint = done.stderr.decode("utf-8", "replace")
+    todo = "choose a folder that you may write to, with --root" if _NOT_OURS.search(complaint) else None
+    todo = todo or "see what is at that path on the device"
+    return TransferError(f"{what}: {done.complaint}", where=where, todo=todo)
 
 
 def checked(done: Result, argv: Sequence[str], *, label: str) -> Result:
@@ -201,6 +231,12 @@ def checked(done: Result, argv: Sequence[str], *, label: str) -> Result:
     if done.status == 0:
         return done
     command = argv[0] if argv[:2] != ["sh", "-c"] else "a step on the device"
+    if _NO_SUDO.search(done.complaint):
+        raise DeviceError(
+            f"{command} failed: {done.complaint}", where=label,
+            todo="nobody can type a password there: allow the command in /etc/sudoers.d with NOPASSWD, or do without "
+            "sudo",
+        )  # fmt: skip
     raise DeviceError(
         f"{command} failed with status {done.status}: {done.complaint}", where=label,
         todo="run the command there by hand, or repeat with --debug",

@@ -43,6 +43,17 @@ class KnownKey:
     line: int
 
 
+def authority(files: Iterable[Path], name: str) -> str | None:
+    """ "FILE, line N" of an entry that trusts a certificate authority for `name`, None where there is none."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+                fields = line.split()
+                if len(fields) > 3 and fields[0] == "@cert-authority" and _matches(fields[1], name):
+                    return f"{file}, line {number}"
+    return None
+
+
 def known_keys(files: Iterable[Path], name: str) -> list[KnownKey]:
     """The entries of `files` for `name`: "host", or "[host]:port" where the port is not 22."""
     found = []
@@ -82,10 +93,13 @@ def check(key: HostKey, known: list[KnownKey], *, where: str, name: str) -> bool
     )
 
 
-def unknown(key: HostKey, *, where: str, host: str, port: int, file: Path) -> HostKeyError:
-    """The refusal of a host that no known_hosts file names."""
+def unknown(
+    key: HostKey, *, where: str, host: str, port: int, file: Path, authority: str | None = None
+) -> HostKeyError:
+    """The refusal of a host that no known_hosts file names; `authority` is where one trusts an authority for it."""
+    signed = f", and its certificate ({authority}) cannot be checked here: write the key itself down"
     return HostKeyError(
-        f"the host key is not known: {key.fingerprint} ({key.kind}) is not in {file}",
+        f"the host key is not known: {key.fingerprint} ({key.kind}) is not in {file}{signed if authority else ''}",
         where=where,
         todo="compare the fingerprint on the device's own console (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub), then "
         f"ssh-keyscan -p {port} {host} >> {file}, or repeat with --accept-new-host-key",

@@ -83,6 +83,9 @@ class LocalConnection(Connection):
         except subprocess.TimeoutExpired:
             raise DeviceError(f"{argv[0]} did not end within {timeout_s:g} s", where=self.label) from None
 
+    def reach(self) -> None:
+        """This machine is there."""
+
     def close(self) -> None:
         """Nothing is held between commands."""
 

@@ -20,9 +20,11 @@ def new_token() -> str:
 def wrap(argv: Sequence[str], token: str) -> str:
     """The string for the login shell that runs `argv` in sh and frames stdout and stderr by `token`.
 
-    stdout: `TOKEN PID\\n`, the output, `TOKEN STATUS\\n`; stderr the same without the numbers.
+    stdout: `TOKEN PID\\n`, the output, `TOKEN STATUS\\n`; stderr the same without the numbers. Nothing that the
+    command makes is writable for others, whatever the account's umask.
     """
     framed = (
+        "umask go-w\n"
         f"printf '%s\\n' {token} >&2; printf '%s %d\\n' {token} $$\n"
         f"{shlex.join(argv)}\n"
         f"s=$?; printf '%s\\n' {token} >&2; printf '%s %d\\n' {token} $s\n"

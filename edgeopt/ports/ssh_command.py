@@ -110,23 +110,42 @@ class Command:
     def first_line(self) -> str:
         return self._sink.getvalue().split(b"\n", 1)[0].decode("utf-8", "replace")
 
+    def is_sftp(self) -> bool:
+        """Whether what answers is no shell but an SFTP server: SSH_FXP_VERSION comes after the packet's length."""
+        said = self._out.noise
+        return len(said) >= 9 and said[:1] == b"\0" and said[4:5] == b"\2"
+
     def result(self, label: str) -> Result:
         """How it ended. HostError where the login shell did not run it, TransferError where the link was cut."""
         complaints = self._complaints.getvalue()
         if self._out.status is None:
+            if self.is_sftp():
+                raise _sftp_only(label)
             if self._channel.exit_status < 0 or self._out.started:
                 raise TransferError(
                     "the connection broke before the command ended", where=label,
                     todo="repeat: a push resumes where it was",
                 )  # fmt: skip
-            said = (self._err.noise + self._out.noise).decode("utf-8", "replace").strip()
-            raise HostError(
-                "the login shell did not run the command" + (f": {said[:500]}" if said else ""), where=label,
-                todo="log in by ssh and run: sh -c 'echo hello'",
-            )  # fmt: skip
+            raise _not_run(self._err.noise, self._out.noise, label)
         out = b"" if self.to_file else self._sink.getvalue()
         return Result(self._out.status, out, complaints, self._out.noise + self._err.noise)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the link may be gone already, and the channel with it
             self._channel.close()
+
+
+def _not_run(err: bytes, out: bytes, label: str) -> HostError:
+    """The error for a command whose login shell ended without having run it."""
+    if b"allows sftp connections only" in err + out:  # internal-sftp's words
+        return _sftp_only(label)
+    said = "".join(c for c in (err + out).decode("utf-8", "replace") if c.isprintable() or c in "\n\t").strip()
+    what = "the login shell did not run the command" + (f": {said[:500]}" if said else " and said nothing")
+    return HostError(what, where=label, todo="log in by ssh and run: sh -c 'echo hello'")
+
+
+def _sftp_only(label: str) -> HostError:
+    return HostError(
+        "the account is for SFTP only: no command runs there", where=label,
+        todo="use an account with a shell, or take 'ForceCommand internal-sftp' off it in sshd_config",
+    )  # fmt: skip

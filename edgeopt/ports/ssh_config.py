@@ -35,12 +35,14 @@ class Endpoint:
     port: int
     user: str
     identity_files: tuple[Path, ...]
+    certificate_files: tuple[Path, ...]
     identities_only: bool
     known_hosts: tuple[Path, ...]  # the first one takes new keys
     known_as: str  # the name of the host in known_hosts
     accept_new: bool
     proxy_command: str | None
     connect_timeout_s: float
+    silence_s: float | None  # what ServerAliveInterval and ServerAliveCountMax make of it
 
     @property
     def label(self) -> str:
@@ -85,20 +87,32 @@ def _endpoint(given: str, lookup: Lookup) -> tuple[Endpoint, str | None]:
         port=port,
         user=user or options.get("user") or getpass.getuser(),
         identity_files=tuple(_path(p) for p in options.get("identityfile", _KEY_FILES) if p.lower() != "none"),
-        identities_only=options.get("identitiesonly", "no").lower() == "yes",
+        certificate_files=tuple(_path(p) for p in _several(options.get("certificatefile")) if p.lower() != "none"),
+        # a key that is named is meant: the agent's others would only be offered to a stranger and use up the tries
+        identities_only=options.get("identitiesonly", "yes" if "identityfile" in options else "no").lower() == "yes",
         known_hosts=known + _paths(options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)),
         known_as=options.get("hostkeyalias") or (host if port == 22 else f"[{host}]:{port}"),
         accept_new=options.get("stricthostkeychecking", "yes").lower() == "accept-new",
         proxy_command=_proxy_command(options, host, port),
         connect_timeout_s=_number(options, "connecttimeout", 10, where=given),
+        silence_s=_silence_s(options, where=given),
     )
     jump = options.get("proxyjump")
     return end, jump if jump and jump.lower() != "none" else None
 
 
 def parse(host: str) -> tuple[str | None, str, int | None]:
-    """(user, host, port) of `[user@]host[:port]`; IPv6 in brackets where a port follows."""
+    """(user, host, port) of `[user@]host[:port]`; IPv6 in brackets where a port follows.
+
+    UsageError for anything else, and for a password in it, whose words do not repeat it.
+    """
     user, at, rest = host.rpartition("@")
+    if ":" in user or "://" in host:
+        raise UsageError(
+            f"a host is no URL and carries no password: '...@{rest}'" if at else "a host is no URL",
+            todo="give user@host[:port] and a key (ssh-copy-id); a password that you typed is in your shell's history "
+            "now: change it",
+        )
     bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(\d+))?", rest)
     if bracketed:
         name, port = bracketed.groups()
@@ -182,6 +196,16 @@ def _number(options: Mapping[str, Any], key: str, default: int, *, where: str) -
         return int(value)
     except ValueError:
         raise HostError(f"'{key}' is not a number: {value}", where=f"ssh configuration of {where}") from None
+
+
+def _several(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
+
+
+def _silence_s(options: Mapping[str, Any], *, where: str) -> float | None:
+    """Half of what ssh would wait for an answer: a device is asked after one silence and given up after another."""
+    interval = _number(options, "serveraliveinterval", 0, where=where)
+    return interval * max(1, _number(options, "serveralivecountmax", 3, where=where)) / 2 if interval > 0 else None
 
 
 def _paths(value: str) -> tuple[Path, ...]:

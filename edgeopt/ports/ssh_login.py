@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import paramiko
@@ -12,6 +12,7 @@ import paramiko
 from edgeopt.errors import HostError
 from edgeopt.ports import ssh_config
 from edgeopt.ports.ssh_config import Endpoint
+from edgeopt.progress import log
 
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
@@ -99,7 +100,7 @@ def _keys(end: Endpoint, tried: list[str], locked: list[Path]) -> Iterator[tuple
                 yield f"{file} (agent)", held
                 continue
             try:
-                yield str(file), paramiko.PKey.from_path(file)
+                yield from _with_certificates(paramiko.PKey.from_path(file), file, end.certificate_files)
             except FileNotFoundError:
                 continue
             except (
@@ -113,6 +114,24 @@ def _keys(end: Endpoint, tried: list[str], locked: list[Path]) -> Iterator[tuple
             yield from ((f"the agent's {key.get_name()}", key) for key in in_agent.values())
     finally:
         agent.close()
+
+
+def _with_certificates(
+    key: paramiko.PKey, file: Path, certificates: Iterable[Path]
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    """The key with each certificate that is made for it, then the key alone."""
+    beside = file.with_name(file.name + "-cert.pub")
+    for certificate in (*certificates, *([beside] if beside.is_file() else [])):
+        try:
+            key.load_certificate(str(certificate))
+        except (OSError, ValueError, paramiko.SSHException) as why:
+            log.warning("the certificate %s cannot be used: %s", certificate, why)
+            continue
+        # after its type and a nonce a certificate has the fields of the key: PROTOCOL.certkeys of OpenSSH
+        if key.asbytes()[4 + len(key.get_name()) :] in key.public_blob.key_blob:
+            yield f"{file} (certificate {certificate})", key
+    key.public_blob = None
+    yield str(file), key
 
 
 def _public(file: Path) -> bytes | None:

@@ -10,7 +10,16 @@ from pathlib import Path
 FILE_NAME = "onboard.pyz"
 
 _SHEBANG = b"#!/usr/bin/env python3\n"
-_START = b'"""Starts the runner."""\nfrom onboard.__main__ import start\n\nstart()\n'
+# an older Python is told so before the first import that it does not know
+_START = b'''"""Starts the runner."""
+import sys
+
+if sys.version_info < (3, 6):
+    sys.exit("the runner needs Python 3.6 or newer, this is %d.%d" % sys.version_info[:2])
+from onboard.__main__ import start
+
+start()
+'''
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date that a zip can hold
 
 

@@ -43,6 +43,45 @@ def test_what_is_no_host_is_refused(host):
         ssh_config.parse(host)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["ann:s3cret@jetson", "ann:s3cret@jetson:22", "ssh://ann:s3cret@jetson/", "ssh://s3cret@jetson", "a:s3cret@b@c"],
+)
+def test_a_password_in_a_host_is_refused_and_not_repeated(host):
+    with pytest.raises(UsageError, match="a host is no URL") as refused:
+        ssh_config.parse(host)
+    assert "s3cret" not in str(refused.value) and "s3cret" not in str(refused.value.as_dict())
+
+
+def test_a_password_in_a_jump_is_refused_and_not_repeated(tmp_path):
+    with pytest.raises(UsageError, match="a host is no URL") as refused:
+        route(tmp_path, "Host inner\n ProxyJump ann:s3cret@gate\n", "inner")
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "silence_s"),
+    [
+        ("", None),
+        ("ServerAliveInterval 10", 15),  # three times, of which we wait half before we ask
+        ("ServerAliveInterval 4\n ServerAliveCountMax 1", 2),
+        ("ServerAliveInterval 4\n ServerAliveCountMax 0", 2),
+        ("ServerAliveInterval 0", None),
+    ],
+)
+def test_the_patience_of_the_configuration_counts(tmp_path, text, silence_s):
+    (end,) = route(tmp_path, f"Host device\n {text}\n", "device")
+    assert end.silence_s == silence_s
+
+
+@pytest.mark.parametrize(
+    ("text", "only"), [("", False), ("IdentityFile /k", True), ("IdentityFile /k\n IdentitiesOnly no", False)]
+)
+def test_a_key_that_is_named_is_the_only_one(tmp_path, text, only):
+    (end,) = route(tmp_path, f"Host device\n {text}\n", "device")
+    assert end.identities_only == only
+
+
 def test_an_alias_has_what_its_block_says_and_the_command_line_wins(tmp_path):
     text = """
         Host jet*

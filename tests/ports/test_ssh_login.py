@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -112,18 +115,89 @@ def test_an_agent_that_holds_the_key_is_asked(sshd, ssh_config, tmp_path, monkey
     key = tmp_path / "client_key"
     shutil.copy(sshd.folder / "client_key", key)
     shutil.copy(sshd.folder / "client_key.pub", tmp_path / "client_key.pub")
-    said = subprocess.run(["ssh-agent", "-s", "-a", tmp_path / "agent"], capture_output=True, text=True, check=True)
-    try:
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
-        subprocess.run(["ssh-add", "-q", key], check=True, capture_output=True)
+    with agent_with(key, tmp_path, monkeypatch):
         # the key file now cannot be used by itself
         subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", key], check=True, capture_output=True)
         assert reach(ssh_config(sshd, IdentityFile=key)) == "reached"
         # without IdentitiesOnly any key of the agent will do, with it only those that are named
         assert reach(ssh_config(sshd, IdentityFile=tmp_path / "none", IdentitiesOnly="no")) == "reached"
         refusal(ssh_config(sshd, IdentityFile=tmp_path / "none", IdentitiesOnly="yes"))
+
+
+@contextlib.contextmanager
+def agent_with(key, tmp_path, monkeypatch, *more):
+    """A real ssh-agent that holds `key`."""
+    said = subprocess.run(["ssh-agent", "-s", "-a", tmp_path / "agent"], capture_output=True, text=True, check=True)
+    try:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        subprocess.run(["ssh-add", "-q", *more, key], check=True, capture_output=True)
+        yield
     finally:
         os.kill(int(re.search(r"SSH_AGENT_PID=(\d+)", said.stdout)[1]), signal.SIGTERM)
+
+
+def test_no_key_of_the_agent_is_offered_where_one_is_configured(start_sshd, ssh_config, tmp_path, monkeypatch):
+    server = start_sshd("verbose", "LogLevel VERBOSE")
+    stranger = make_key(tmp_path / "stranger")
+    shown = subprocess.run(["ssh-keygen", "-lf", stranger], capture_output=True, text=True).stdout.split()[1]
+    with agent_with(stranger, tmp_path, monkeypatch):
+        assert reach(ssh_config(server, IdentitiesOnly=None)) == "reached"
+        assert shown not in (server.folder / "sshd.log").read_text()
+        refusal(ssh_config(server, IdentitiesOnly="no", IdentityFile=tmp_path / "none"))
+        assert shown in (server.folder / "sshd.log").read_text()  # what sshd would have seen
+
+
+@pytest.fixture
+def signed(start_sshd, tmp_path):
+    """(server, key, certificate): a server that trusts an authority, and no key by itself."""
+    authority, key = make_key(tmp_path / "authority"), make_key(tmp_path / "user_key")
+    server = start_sshd("signed", f"TrustedUserCAKeys {authority}.pub")
+    (server.folder / "authorized_keys").write_text("")
+    me = pwd.getpwuid(os.getuid()).pw_name
+    sign = ["ssh-keygen", "-q", "-s", authority, "-I", "me", "-n", me, f"{key}.pub"]
+    subprocess.run(sign, check=True, capture_output=True)
+    return server, key, tmp_path / "user_key-cert.pub"
+
+
+@pytest.mark.parametrize("where", ["beside the key", "CertificateFile", "agent"])
+def test_a_certificate_of_the_users_key_is_shown(signed, ssh_config, tmp_path, monkeypatch, where):
+    server, key, certificate = signed
+    if where == "agent":
+        with agent_with(key, tmp_path, monkeypatch):
+            for file in (key, certificate):
+                file.unlink()
+            assert reach(ssh_config(server, IdentityFile=None, IdentitiesOnly="no")) == "reached"
+        return
+    options = {"IdentityFile": key}
+    if where == "CertificateFile":
+        options["CertificateFile"] = certificate.rename(tmp_path / "elsewhere.pub")
+    assert reach(ssh_config(server, **options)) == "reached"
+    (tmp_path / "elsewhere.pub" if where == "CertificateFile" else certificate).unlink()
+    message = refusal(ssh_config(server, **options))
+    assert "login refused" in message and str(key) in message
+
+
+def test_a_certificate_of_another_key_does_no_harm(sshd, signed, ssh_config):
+    _, _, certificate = signed
+    assert reach(ssh_config(sshd, CertificateFile=certificate)) == "reached"
+
+
+def test_a_certificate_authority_for_hosts_is_named_as_what_is_not_checked(sshd, ssh_config, tmp_path):
+    authority = make_key(tmp_path / "authority")
+    kind, blob, *_ = (tmp_path / "authority.pub").read_text().split()
+    (tmp_path / "known_hosts").write_text(f"# ours\n@cert-authority *,[127.0.0.1]:{sshd.port} {kind} {blob}\n")
+    config = ssh_config(sshd, UserKnownHostsFile=tmp_path / "known_hosts", HostKeyAlias=None)
+    message = refusal(config, HostKeyError)
+    assert f"its certificate ({tmp_path / 'known_hosts'}, line 2) cannot be checked here" in message
+    assert fingerprint(sshd) in message and authority
+
+
+def test_a_password_on_the_command_line_is_in_no_output():
+    for host, how in (("ann:s3cret@127.0.0.1", "--debug"), ("ssh://ann:s3cret@127.0.0.1:22", "--json")):
+        argv = [sys.executable, "-m", "edgeopt", "rollback", "digits", host, how]
+        done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert done.returncode != 0 and "no URL" in done.stdout + done.stderr
+        assert "s3cret" not in done.stdout + done.stderr
 
 
 def test_a_server_that_wants_a_password_is_told_of(start_sshd, ssh_config):
