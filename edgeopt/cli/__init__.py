@@ -29,6 +29,7 @@ COMMANDS = {
     "activate": ("edgeopt.cli.device:activate", "Switch a device to a release that it holds."),
     "rollback": ("edgeopt.cli.device:rollback", "Switch a device back to its previous release."),
     "deploy": ("edgeopt.cli.deploy:deploy", "Push, prepare, validate and activate; undone when one fails."),
+    "rollout": ("edgeopt.cli.rollout:rollout", "Deploy to a fleet, wave by wave; a wave that fails goes back."),
     "report": ("edgeopt.cli.validate:report", "Show the latest report of an artifact."),
     "profiles": ("edgeopt.cli.profiles:profiles", "List, show and check hardware profiles."),
 }
