@@ -17,6 +17,7 @@ from edgeopt.spec.yaml_file import to_yaml
 _HOST_STATUS = 11  # of HostError: the device was not reached
 _LOCKED_STATUS = 17
 _RETRIES, _DELAY_S = 3, 10
+_SAID = "{{ deployed.stderr | default(deployed.msg, true) }}"
 
 
 def write(folder: Path, plan: Plan, options: list[str]) -> tuple[Path, Path]:
@@ -54,7 +55,8 @@ def playbook(plan: Plan, options: list[str]) -> list[dict[str, Any]]:
             "serial": len(wave),
             # it is compared with 'more than', and a share that is rounded down may not let one less fail
             "max_fail_percentage": round(100 * plan.max_failures / len(wave) + 1e-3, 3) if plan.max_failures else 0,
-            "vars": {"edgeopt": "edgeopt"},
+            # tasks run here: by the Python that runs Ansible, not by one that is looked for on the PATH
+            "vars": {"edgeopt": "edgeopt", "ansible_python_interpreter": "{{ ansible_playbook_python }}"},
             "tasks": _tasks(plan, options, soak=at < len(plan.waves)),
         }
         for at, wave in enumerate(plan.waves, 1)
@@ -76,15 +78,21 @@ def _tasks(plan: Plan, options: list[str], *, soak: bool) -> list[dict[str, Any]
         "delay": _DELAY_S,
         "until": f"deployed.rc not in [{_HOST_STATUS}, {_LOCKED_STATUS}]",
         "changed_when": "deployed.rc == 0",
-        "failed_when": f"deployed.rc not in {passing}",
+        # a task whose tries are used up is failed, whatever failed_when says: the next one judges
+        "ignore_errors": True,
     }  # fmt: skip
+    judged = {
+        "name": "Judge",
+        "ansible.builtin.fail": {"msg": _SAID},
+        "when": f"deployed.rc not in {passing}",
+    }
     named = {
         "name": "Name what was not reached",
-        "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} was not reached: {{ deployed.stderr }}"},
+        "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} was not reached: " + _SAID},
         "when": "deployed.rc != 0",
     }
     pause = {"name": "Soak", "ansible.builtin.pause": {"seconds": int(plan.soak_s)}, "run_once": True}
-    return [deploy, named, *([pause] if soak and plan.soak_s >= 1 else [])]
+    return [deploy, judged, named, *([pause] if soak and plan.soak_s >= 1 else [])]
 
 
 def _variables(plan: Plan, device: Planned) -> dict[str, Any]:
