@@ -160,9 +160,9 @@ class _Run:
         self._plan, self._folder, self._journal, self._tools, self._events = plan, folder, journal, tools, events
         self._known = journals.replay(plan, events)
         self._outcomes = {name: _restored(known) for name, known in self._known.items()}
-        self._crew = Crew(tools.reach, tools.pace, tools.watch, self._settle)
+        self._crew = Crew(tools.pace, tools.watch, self._settle)
         self._task = Task(
-            id=plan.id, folder=folder, artifacts=artifacts, reach=self._crew.reach, begun=self._begun,
+            id=plan.id, folder=folder, artifacts=artifacts, reach=tools.reach, begun=self._begun,
             stopped=self._crew.stopped, how=tools.how, keep=plan.keep,
             engines=Engines(folder / "engines") if len(plan.devices) > 1 else None,
         )  # fmt: skip

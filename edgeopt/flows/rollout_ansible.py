@@ -22,7 +22,7 @@ _SAID = "{{ deployed.stderr | default(deployed.msg, true) }}"
 
 def write(folder: Path, plan: Plan, options: list[str]) -> tuple[Path, Path]:
     """(inventory, playbook), written to `folder`; `options` are further arguments of every `edgeopt deploy`."""
-    files = {"inventory.yml": inventory(plan), "playbook.yml": playbook(plan, options)}
+    files = {"inventory.yml": inventory(plan, options), "playbook.yml": playbook(plan)}
     paths = []
     for name, data in files.items():
         path = folder / name
@@ -35,16 +35,16 @@ def write(folder: Path, plan: Plan, options: list[str]) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def inventory(plan: Plan) -> dict[str, Any]:
+def inventory(plan: Plan, options: list[str]) -> dict[str, Any]:
     """Every device with what its deployment needs, in the group of its wave."""
     waves = {
-        f"wave_{at}": {"hosts": {name: _variables(plan, plan.device(name)) for name in wave}}
+        f"wave_{at}": {"hosts": {name: _variables(plan, plan.device(name), options) for name in wave}}
         for at, wave in enumerate(plan.waves, 1)
     }
     return {"all": {"children": waves}}
 
 
-def playbook(plan: Plan, options: list[str]) -> list[dict[str, Any]]:
+def playbook(plan: Plan) -> list[dict[str, Any]]:
     """A play a wave; a device that is not reached does not count as failed unless the plan says so."""
     return [
         {
@@ -57,21 +57,19 @@ def playbook(plan: Plan, options: list[str]) -> list[dict[str, Any]]:
             "max_fail_percentage": round(100 * plan.max_failures / len(wave) + 1e-3, 3) if plan.max_failures else 0,
             # tasks run here: by the Python that runs Ansible, not by one that is looked for on the PATH
             "vars": {"edgeopt": "edgeopt", "ansible_python_interpreter": "{{ ansible_playbook_python }}"},
-            "tasks": _tasks(plan, options, soak=at < len(plan.waves)),
+            "tasks": _tasks(plan, soak=at < len(plan.waves)),
         }
         for at, wave in enumerate(plan.waves, 1)
     ]
 
 
-def _tasks(plan: Plan, options: list[str], *, soak: bool) -> list[dict[str, Any]]:
+def _tasks(plan: Plan, *, soak: bool) -> list[dict[str, Any]]:
     passing = [0] if plan.count_offline else [0, _HOST_STATUS, _LOCKED_STATUS]
     deploy = {
         "name": "Push, prepare, validate and activate",
         "ansible.builtin.command": {
-            "argv": [
-                "{{ edgeopt }}", "deploy", "{{ edgeopt_artifact }}", "{{ edgeopt_host }}", "--root",
-                "{{ edgeopt_root }}", "--python", "{{ edgeopt_python }}", "--keep", str(plan.keep), "--json", *options,
-            ],
+            "argv": "{{ [edgeopt, 'deploy', edgeopt_artifact, edgeopt_host] + edgeopt_options }}",
+            "expand_argument_vars": False,  # a '~' is the device's, not ours; from ansible-core 2.16 on
         },
         "register": "deployed",
         "retries": _RETRIES,
@@ -80,7 +78,7 @@ def _tasks(plan: Plan, options: list[str], *, soak: bool) -> list[dict[str, Any]
         "changed_when": "deployed.rc == 0",
         # a task whose tries are used up is failed, whatever failed_when says: the next one judges
         "ignore_errors": True,
-    }  # fmt: skip
+    }
     judged = {
         "name": "Judge",
         "ansible.builtin.fail": {"msg": _SAID},
@@ -95,9 +93,10 @@ def _tasks(plan: Plan, options: list[str], *, soak: bool) -> list[dict[str, Any]
     return [deploy, judged, named, *([pause] if soak and plan.soak_s >= 1 else [])]
 
 
-def _variables(plan: Plan, device: Planned) -> dict[str, Any]:
+def _variables(plan: Plan, device: Planned, options: list[str]) -> dict[str, Any]:
+    root = ["--root", device.root] if device.root else []
+    own = [*root, "--python", device.python, "--keep", str(plan.keep), "--json", *options]
     return {
-        "edgeopt_host": device.host, "edgeopt_artifact": plan.artifacts[device.digest],
-        "edgeopt_root": device.release_root or "~/.edgeopt", "edgeopt_python": device.python,
+        "edgeopt_host": device.host, "edgeopt_artifact": plan.artifacts[device.digest], "edgeopt_options": own,
         "edgeopt_labels": device.labels,
     }  # fmt: skip

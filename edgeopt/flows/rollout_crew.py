@@ -8,17 +8,15 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from edgeopt.errors import EdgeoptError, first_line
+from edgeopt.errors import first_line
 from edgeopt.flows.rollout_device import Outcome
-from edgeopt.ports.connection import Connection
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_S = 0.2  # between two looks whether a signal came
 _LONGEST_PAUSE_S = 60.0
-_LAST_WAIT_S = 10.0  # for threads whose connections were cut
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,15 @@ class Watch:
 
 
 class Crew:
-    """Used in a `with` block, in which a signal sets `stopped()`; a second one cuts the connections."""
+    """Used in a `with` block, in which a signal sets `stopped()`.
 
-    def __init__(
-        self, reach: Callable[[str], Connection], pace: Pace, watch: Watch, settle: Callable[[str, Outcome], None]
-    ):
-        self._reach, self._pace, self._watch, self._settle = reach, pace, watch, settle
+    After a second one nobody waits for what is at work: it ends with this process, as if its machine had died.
+    """
+
+    def __init__(self, pace: Pace, watch: Watch, settle: Callable[[str, Outcome], None]):
+        self._pace, self._watch, self._settle = pace, watch, settle
         self._stop = threading.Event()
-        self._cut = threading.Event()
-        self._held: set[Connection] = set()
-        self._lock = threading.Lock()
+        self._leave = threading.Event()
         self._old: dict[int, object] = {}
         self._started = time.monotonic()
 
@@ -83,24 +80,8 @@ class Crew:
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._stop.is_set():
-            self._cut.set()
+            self._leave.set()
         self._stop.set()
-
-    @contextlib.contextmanager
-    def _holding(self, connection: Connection) -> Iterator[None]:
-        with self._lock:
-            self._held.add(connection)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._held.discard(connection)
-
-    @contextlib.contextmanager
-    def reach(self, host: str) -> Iterator[Connection]:
-        """A connection to `host` for the time of the block, which a second signal cuts."""
-        with self._reach(host) as connection, self._holding(connection):
-            yield connection
 
     def each(
         self, names: Iterable[str], work: Callable[[str], Outcome], *, enough: Callable[[], bool] = lambda: False,
@@ -116,7 +97,7 @@ class Crew:
         while due or flying:
             closed = self.stopped() or enough()
             if self.stopped() and flying and not said:
-                self._watch.say(f"interrupted: ending {flying} at work; again to cut their connections")
+                self._watch.say(f"interrupted: ending {flying} at work; again to leave them where they are")
                 said = True
             while due and not closed and flying < self._pace.jobs and due[0][0] <= time.monotonic():
                 _, at, name, turn = heapq.heappop(due)
@@ -124,15 +105,14 @@ class Crew:
                 flying += 1
             if closed and not flying:
                 return
-            if self._cut.is_set():
-                self._cut_all(flying, ended)
+            if self._leave.is_set():
                 return
             with contextlib.suppress(queue.Empty):
                 at, name, turn, outcome = ended.get(timeout=_LOOK_S)
                 flying -= 1
                 again_s = self._again_s(outcome, turn, tries) if not enough() else None
                 if again_s is None:
-                    self._settle(name, self._said(outcome))
+                    self._settle(name, outcome)
                 else:
                     heapq.heappush(due, (time.monotonic() + again_s, at, name, turn + 1))
                     self._watch.device(name, outcome.state, f"tried again in {again_s:g} s: {outcome.what}")
@@ -141,10 +121,6 @@ class Crew:
         if not outcome.again or turn >= tries or self.stopped():
             return None
         return min(_LONGEST_PAUSE_S, self._pace.backoff_s * 2 ** (turn - 1))
-
-    def _said(self, outcome: Outcome) -> Outcome:
-        """A step that broke because its connection was cut by us has not failed."""
-        return replace(outcome, state="stopped") if self._cut.is_set() and outcome.again else outcome
 
     def _start(self, at: int, name: str, turn: int, work: Callable[[str], Outcome], ended: queue.SimpleQueue) -> None:
         def one() -> None:
@@ -156,16 +132,3 @@ class Crew:
 
         # a daemon: after a second signal nobody waits for a device that hangs
         threading.Thread(target=one, name=f"rollout {name}", daemon=True).start()
-
-    def _cut_all(self, flying: int, ended: queue.SimpleQueue) -> None:
-        with self._lock:
-            held = tuple(self._held)
-        for connection in held:
-            with contextlib.suppress(EdgeoptError, OSError):
-                connection.close()
-        deadline = time.monotonic() + _LAST_WAIT_S
-        while flying and (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                _, name, _, outcome = ended.get(timeout=left)
-                flying -= 1
-                self._settle(name, self._said(outcome))

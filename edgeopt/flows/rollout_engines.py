@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from edgeopt import digest
-from edgeopt.errors import DeviceError, SpaceError, TransferError
+from edgeopt.errors import ArtifactError, DeviceError, SpaceError, TransferError
 from edgeopt.flows.place import Place
 from edgeopt.flows.prepare import Engine, ask, prepare_at, recipes
 from edgeopt.flows.push import push_to
@@ -143,5 +143,5 @@ class Engines:
             if answer.failure:
                 raise DeviceError(answer.failure.message, where=place.where)
             log.info("%s: %s is taken over from a device of an equal passport", place.where, engine.candidate)
-        except (DeviceError, TransferError, SpaceError) as why:
+        except (ArtifactError, DeviceError, TransferError, SpaceError) as why:
             log.warning("%s: the engine of an equal device is not used: %s; it builds its own", place.where, why.what)
