@@ -98,10 +98,8 @@ def main() -> int:
         each = row["seconds"] / row["devices"]
         of_one = row["seconds"] / found["one"]["seconds"]
         print(f"{row['devices']:8}{row['active']:8}{row['seconds']:9.1f}{each:12.2f}{of_one:8.1f}{row['rss_mb']:9.0f}")
-    goal = "met" if met else "missed"
-    print(
-        f"goal: at most {GROWTH_MB} MiB more for {asked.devices} devices than for {asked.few}: {growth_mb:.0f}, {goal}"
-    )
+    goal = f"at most {GROWTH_MB} MiB more for {asked.devices} devices than for {asked.few}"
+    print(f"goal: {goal}: {growth_mb:.0f}, {'met' if met else 'missed'}")
     return 0 if met else 1
 
 

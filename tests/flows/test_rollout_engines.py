@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from edgeopt.flows.rollout import Options, make_plan, rollout
-from edgeopt.flows.rollout_journal import folder_beside
+from edgeopt.flows.place import locked
+from edgeopt.flows.rollout_engines import Engines
+from edgeopt.progress import SILENT
 from tests.fleet import Fleet, states
 from tests.tensorrt_device import install, with_engines
-
-ONE_BY_ONE = {"jobs": 1}
 
 
 @pytest.fixture
@@ -55,41 +56,46 @@ def test_the_first_of_an_equal_passport_builds_and_the_others_are_given_its_engi
     assert all(row["simulated"] for row in done.as_dict()["devices"])
 
 
+def serve(fleet: Fleet, artifact, kept: Path, *names: str) -> None:
+    """What a rollout does about engines for these devices, one after the other, without measuring anything."""
+    kept.mkdir(exist_ok=True)
+    for name in names:
+        with (
+            fleet.tools().reach(name) as connection,
+            locked(connection, str(fleet.root(name)), "tiny") as place,
+        ):
+            Engines(kept).serve(place, artifact, sys.executable, 3, SILENT)
+
+
 def test_an_engine_that_does_not_load_there_is_built_there(jetsons, tmp_path):
     """The second device's trtexec calls itself as the first's and refuses its file, as a real one may."""
     fleet = jetsons({}, {})
-    tool = tmp_path / "jetson1" / "bin" / "trtexec"
-    taken = tmp_path / "refused"
-    plain = tool.read_text()
+    tool, taken = tmp_path / "jetson1" / "bin" / "trtexec", tmp_path / "refused"
     refusing = f'*--loadEngine=*) [ -e {taken} ] || {{ touch {taken}; echo "&&&& FAILED"; exit 1; }};;'
-    refusing = f'case "$*" in {refusing} esac\n'
-    tool.write_text(plain.replace("#!/bin/sh\n", "#!/bin/sh\n" + refusing))
-    done = fleet.roll(with_engines(tmp_path / "a", cases=()), canary=0, waves="100%", pace=ONE_BY_ONE)
-    assert set(states(done).values()) == {"active"}, done.outcomes
-    assert taken.exists() and builds(fleet, "d0") == 1 and builds(fleet, "d1") == 1
+    tool.write_text(tool.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\ncase "$*" in {refusing} esac\n'))
+    serve(fleet, with_engines(tmp_path / "a"), tmp_path / "kept", "d0", "d1")
+    assert taken.exists()
+    assert [builds(fleet, name) for name in fleet.names] == [1, 0]
+    assert [state["status"] for state in engines(fleet, "d1")] == []  # deploy's own prepare builds it
+    serve(fleet, with_engines(tmp_path / "b"), tmp_path / "kept", "d1")
+    assert [state["status"] for state in engines(fleet, "d1")] == ["ready"] and builds(fleet, "d1") == 0
 
 
 def test_an_engine_that_was_damaged_here_is_not_used(jetsons, tmp_path):
-    fleet = jetsons({}, {})
-    damaged = []
-
-    class Damages(type(fleet.tools().watch)):
-        def device(self, name, state, detail):
-            if name == "d1" and state == "connecting":
-                for plan in tmp_path.glob("a/rollouts/*/engines/*.plan"):
-                    plan.write_bytes(b"x" * plan.stat().st_size)
-                    damaged.append(plan)
-
-    artifact = with_engines(tmp_path / "a", cases=())
-    plan = make_plan([artifact], fleet.devices(), Options(canary=1, waves="100%"))
-    done = rollout(plan, folder_beside(artifact.folder), fleet.tools(Damages()))
-    assert damaged and set(states(done).values()) == {"active"}
-    assert builds(fleet, "d0") == 1 and builds(fleet, "d1") == 1
+    fleet, kept = jetsons({}, {}), tmp_path / "kept"
+    serve(fleet, with_engines(tmp_path / "a"), kept, "d0")
+    (plan,) = kept.glob("*.plan")
+    whole = plan.read_bytes()
+    plan.write_bytes(b"x" * len(whole))
+    serve(fleet, with_engines(tmp_path / "b"), kept, "d1")
+    assert engines(fleet, "d1") == [] and not list(fleet.root("d1").glob("engines/*/engine.plan"))
+    plan.write_bytes(whole)
+    serve(fleet, with_engines(tmp_path / "c"), kept, "d1")
+    assert [state["status"] for state in engines(fleet, "d1")] == ["ready"] and builds(fleet, "d1") == 0
 
 
 def test_what_a_device_cannot_build_the_next_one_builds(jetsons, tmp_path):
     fleet = jetsons({"fail": "operator"}, {})
-    done = fleet.roll(with_engines(tmp_path / "a", cases=(), cpu=True), canary=0, waves="100%", pace=ONE_BY_ONE)
-    # the first runs another candidate
-    assert set(states(done).values()) == {"active"}, done.outcomes
+    serve(fleet, with_engines(tmp_path / "a"), tmp_path / "kept", "d0", "d1")
     assert [builds(fleet, name) for name in fleet.names] == [0, 1]
+    assert len(list((tmp_path / "kept").glob("*.plan"))) == 1
