@@ -112,7 +112,7 @@ def test_killed_before_its_device_was_healthy_that_device_goes_back(fleet, start
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_ends_what_is_at_work_begins_nothing_and_goes_on(fleet, start, tmp_path, number):
     artifact = version(tmp_path, 1, health=BLOCKS)
-    child = start(artifact.folder, "--fleet", fleet.file(), "--canary", "0", "--waves", "100%", "--jobs", "1", "--yes")
+    child = start(artifact.folder, "--fleet", fleet.file(), "--select", "rack=0", "--jobs", "1", "--yes")
     assert wait_until(lambda: asked(fleet, "d0"), 120), child.communicate(timeout=1)
     child.send_signal(number)
     line = ""
@@ -121,13 +121,13 @@ def test_interrupted_it_ends_what_is_at_work_begins_nothing_and_goes_on(fleet, s
         assert line, "it ended without a word"
     go(fleet, *fleet.names)
     out = finished(child, 130)
-    assert "interrupted" in out and fleet.current("d0") == artifact.digest and fleet.current("d1") is None
+    assert "interrupted" in out and fleet.current("d0") == artifact.digest and fleet.current("d2") is None
     assert "done" in finished(start(artifact.folder, "--resume"), 0)
 
 
 def test_after_a_second_interruption_nobody_waits(fleet, start, tmp_path):
     artifact = version(tmp_path, 1, health=BLOCKS)
-    child = start(artifact.folder, "--fleet", fleet.file(), "--yes")
+    child = start(artifact.folder, "--fleet", fleet.file(), "--select", "rack=0", "--yes")
     assert wait_until(lambda: asked(fleet, "d0"), 120), child.communicate(timeout=1)
     child.send_signal(signal.SIGINT)
     while "interrupted" not in child.stderr.readline():
