@@ -4,6 +4,7 @@
     +-- UsageError               2   the command line: unknown option, missing argument (click's own code too)
     +-- ProfileError             3   a profile: unknown name or key, wrong type, impossible combination
     +-- ProjectError             4   a project file: unknown key, wrong type, missing file
+    |   +-- FleetError           4   a fleet's file, likewise
     +-- ModelError               5   the user's model: factory not found, weights that do not fit, unsafe pickle
     +-- CaptureError             6   a model that cannot be captured faithfully
     +-- DataError                7   calibration, training or evaluation data: empty, NaN, wrong shape
@@ -18,6 +19,7 @@
     +-- DeviceError             15   the runner on the device: no Python, no runtime, crash, timeout
     +-- ValidationError         16   a device that was measured and failed its limits
     +-- LockedError             17   somebody else is at work on the same device and name
+    +-- RolloutError            18   a rollout that was halted, or that some devices did not take
     (interrupted by the user)  130
 
 A message says what happened, where (file, key, host), and what to do next.
@@ -71,6 +73,10 @@ class ProfileError(EdgeoptError):
 
 class ProjectError(EdgeoptError):
     exit_code = 4
+
+
+class FleetError(ProjectError):
+    pass
 
 
 class ModelError(EdgeoptError):
@@ -127,6 +133,10 @@ class ValidationError(EdgeoptError):
 
 class LockedError(EdgeoptError):
     exit_code = 17
+
+
+class RolloutError(EdgeoptError):
+    exit_code = 18
 
 
 def disk_error(

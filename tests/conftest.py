@@ -92,6 +92,24 @@ def start_sshd(loopback, tmp_path):
         yield start
 
 
+@pytest.fixture(scope="session")
+def four_sshds(loopback, tmp_path_factory):
+    """Four more servers of that kind: a fleet."""
+    folders = [tmp_path_factory.mktemp(f"device{at}") for at in range(4)]
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            stack.callback(loopback.down, folder)
+        yield [loopback.up(folder) for folder in folders]
+
+
+@pytest.fixture
+def fleet(four_sshds, tmp_path):
+    """The Fleet of those four, each with a root of its own for this test."""
+    from tests.fleet import Fleet
+
+    return Fleet(list(four_sshds), tmp_path)
+
+
 @pytest.fixture
 def ssh_config(tmp_path):
     """ssh_config(sshd, **options): an ssh_config whose host `device` is that server, with options replaced."""

@@ -30,6 +30,7 @@ COMMANDS = {
     "rollback": ("edgeopt.cli.device:rollback", "Switch a device back to its previous release."),
     "status": ("edgeopt.cli.status:status", "Show the releases and the room on a device."),
     "deploy": ("edgeopt.cli.deploy:deploy", "Push, prepare, validate and activate; undone when one fails."),
+    "rollout": ("edgeopt.cli.rollout:rollout", "Deploy to a fleet, wave by wave; a wave that fails goes back."),
     "doctor": ("edgeopt.cli.doctor:doctor", "Say now what will fail later, here and on a device."),
     "compare": ("edgeopt.cli.compare:compare", "Say what changed between two reports, and whether it is noise."),
     "detect": ("edgeopt.cli.detect:detect", "Show what a device is and which profiles fit it."),

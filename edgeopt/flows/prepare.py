@@ -47,6 +47,7 @@ class Engine(Value):
     size_bytes: int | None = None
     failure: Failure | None = None
     folder: str | None = None
+    sha256: str | None = None  # of its file, where that was asked for
 
     @property
     def pending(self) -> bool:
@@ -122,7 +123,7 @@ def prepare_at(
     place: Place, artifact: Artifact, *, python: str = "python3", progress: Progress = SILENT, poll_s: float = POLL_S
 ) -> Prepared | None:
     """As `prepare`, at a place that the caller has locked; None where the artifact has no engine to build."""
-    names = _recipes(artifact.manifest)
+    names = recipes(artifact.manifest)
     if not names:
         return None
     started = _start(place, artifact, names, python, progress)
@@ -131,7 +132,7 @@ def prepare_at(
 
 
 def _candidates(manifest: Manifest, asked: tuple[str, ...]) -> tuple[str, ...]:
-    names = _recipes(manifest)
+    names = recipes(manifest)
     for name in asked:
         if manifest.candidate(name).name not in names:
             raise UsageError(f"{name} is no TensorRT candidate", where=manifest.name, todo=_choose_from(names))
@@ -147,7 +148,8 @@ def _choose_from(names: tuple[str, ...]) -> str:
     return "choose one of: " + ", ".join(names) if names else "build for a profile whose backends hold tensorrt"
 
 
-def _recipes(manifest: Manifest) -> tuple[str, ...]:
+def recipes(manifest: Manifest) -> tuple[str, ...]:
+    """The candidates that an engine is to be built for."""
     with_recipe = {recipe.candidate for recipe in manifest.engine_recipes}
     return tuple(c.name for c in manifest.candidates if c.runtime == "tensorrt" and c.name in with_recipe)
 
@@ -158,14 +160,15 @@ def _start(
     if artifact.digest not in place.state().releases:
         push_to(place, artifact, progress=progress)
     release = place.release(artifact.digest)
-    answer = _ask(place.connection, python, f"{release}/{RUNNER}", "prepare", release, *names)
+    answer = ask(place.connection, python, f"{release}/{RUNNER}", "prepare", release, *names)
     return Prepared(
         artifact.manifest.name, artifact.digest, place.connection.label, answer.engines, answer.facts or {},
         answer.failure,
     )  # fmt: skip
 
 
-def _ask(connection: Connection, python: str, runner: str, *argv: str) -> _Answer:
+def ask(connection: Connection, python: str, runner: str, *argv: str) -> _Answer:
+    """What the runner on the device says to a command about engines. DeviceError where it cannot be asked."""
     done = connection.run([python, runner, *argv], timeout_s=180, check=False)
     if done.status == 127:
         raise DeviceError(
@@ -174,7 +177,7 @@ def _ask(connection: Connection, python: str, runner: str, *argv: str) -> _Answe
         )  # fmt: skip
     if done.status == _USAGE_STATUS:
         raise DeviceError(
-            "the artifact's runner is older than 'prepare'", where=connection.label, todo="build the artifact again"
+            f"the artifact's runner is older than '{argv[0]}'", where=connection.label, todo="build the artifact again"
         )
     try:
         data = json.loads(done.stdout)
@@ -216,7 +219,7 @@ def _ask_again(
     deadline = time.monotonic() + lost_s
     while True:
         try:
-            return _ask(connection, python, runner, "engines", root, *passports)
+            return ask(connection, python, runner, "engines", root, *passports)
         except (HostError, TransferError) as lost:
             if time.monotonic() >= deadline:
                 lost.todo = "the device goes on building; to ask how far it is: edgeopt prepare ARTIFACT HOST"

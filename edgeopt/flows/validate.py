@@ -105,7 +105,10 @@ def validate_at(
     release = place.release(artifact.digest)
     done = _validate(artifact, place.connection, release, how or How(), progress, select)
     if done.selection is not None and select:
-        place.connection.put(artifact.folder / SELECTION_NAME, f"{release}/{SELECTION_NAME}")
+        with tempfile.TemporaryDirectory() as scratch:  # the artifact's may be another device's by now
+            own = Artifact(Path(scratch), artifact.manifest)
+            own.write_selection(done.selection)
+            place.connection.put(own.folder / SELECTION_NAME, f"{release}/{SELECTION_NAME}")
     return done
 
 

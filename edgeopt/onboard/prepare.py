@@ -22,10 +22,10 @@ from .release import read_manifest
 _SHOWN_LEFT_FROM = 0.05  # of a build must be done before its own pace tells anything
 
 
-def main(argv):
-    """The command line without the program's name; returns the exit status."""
+def main(argv, commands=None):
+    """The command line without the program's name, of these commands' or of ours; returns the exit status."""
     try:
-        answer = COMMANDS[argv[0]](argv[1], argv[2:])
+        answer = (commands or COMMANDS)[argv[0]](argv[1], argv[2:])
     except (Failure, OSError, ValueError) as error:
         failure = of_exception(error, "load").as_dict()
         answer = {"root": None, "facts": None, "failure": failure, "engines": []}
@@ -47,14 +47,14 @@ def prepare(release, names):
         job = engines.job_of(release, manifest, name)
         refused = _refusal(job, facts)
         if refused:
-            rows.append(dict(_row(name, None, {"status": "failed", "failure": refused})))
+            rows.append(dict(row(name, None, {"status": "failed", "failure": refused})))
             continue
         engine = engines.Engine(root, engines.digest(engines.passport(job, facts)))
         with engines.asking(root):
             if engine.state()["status"] not in ("ready", "queued", "building"):
                 _queue(engine, job, facts)
                 queued = True
-        rows.append(_row(name, engine, engine.state()))
+        rows.append(row(name, engine, engine.state()))
     if queued:
         processes.detach("engine_builder", [root])
     return {"root": root, "facts": facts, "failure": None, "engines": rows}
@@ -65,7 +65,7 @@ def status(root, names):
     rows = []
     for engine in (engines.Engine(root, name) for name in names):
         job = processes.read_json(engine.path("job.json")) or {"candidate": None}
-        rows.append(_row(job["candidate"], engine, engine.state()))
+        rows.append(row(job["candidate"], engine, engine.state()))
     return {"root": root, "facts": None, "failure": None, "engines": rows}
 
 
@@ -75,7 +75,7 @@ def ready(release, names):
     tool = trtexec.find()
     facts = device_facts.describe(tool.version, tool.simulated)
     found = [engines.ready(release, manifest, name, facts)[1] for name in names]
-    rows = [_row(name, engine, engine.state()) for name, engine in zip(names, found)]
+    rows = [row(name, engine, engine.state()) for name, engine in zip(names, found)]
     return {"root": engines.root_of(release, manifest), "facts": facts, "failure": None, "engines": rows}
 
 
@@ -95,7 +95,8 @@ def _queue(engine, job, facts):
     engine.write(status="queued", queued_at=time.monotonic())  # last: the builder takes what says so
 
 
-def _row(candidate, engine, state):
+def row(candidate, engine, state):
+    """An engine in an answer."""
     building = state["status"] == "building"
     elapsed = time.monotonic() - state["started_at"] if building else None
     return {

@@ -3,6 +3,7 @@
     python3 onboard.pyz run REQUEST.json RESPONSE.json      exit 0 whenever a response was written
     python3 onboard.pyz environment                         facts of the device as JSON on stdout
     python3 onboard.pyz prepare | engines | ready ...       engines for TensorRT, see prepare.py
+    python3 onboard.pyz passports | engine | adopt ...      engines built elsewhere, see spread.py
 
 REQUEST: {"protocol": 1,
   "folder": the folder that file names are relative to,    "out": an existing folder for raw outputs,
@@ -52,7 +53,7 @@ import os
 import sys
 import time
 
-from . import environment, lock, prepare, turns
+from . import environment, lock, prepare, spread, turns
 from . import request as requests
 from .children import Child
 from .failures import Failure
@@ -71,6 +72,8 @@ def main(argv):
     """The command line; returns the exit status."""
     if len(argv) > 1 and argv[0] in prepare.COMMANDS:
         return prepare.main(argv)
+    if len(argv) > 1 and argv[0] in spread.COMMANDS:
+        return prepare.main(argv, spread.COMMANDS)
     if argv == ["environment"]:
         sys.stdout.write(json.dumps(environment.describe(), sort_keys=True) + "\n")
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,8 @@ def replace_folder(staging: Path, out: Path) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader sees the old bytes or the new ones, and never half."""
-    part = path.with_name(path.name + ".part")
+    # two validations at once write one artifact's selection
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with open(part, "wb") as f:
             f.write(data)
