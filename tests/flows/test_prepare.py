@@ -159,7 +159,7 @@ def test_a_build_that_was_killed_is_told_from_one_that_runs_and_built_again(here
     assert wait_until(lambda: any(s["status"] == "building" for s in engines_of(root)), 60)
     os.kill(engines_of(root)[0]["process"]["pid"], signal.SIGKILL)
     with locked(here, str(root), "tiny") as place:
-        (engine,) = flow._ask(
+        (engine,) = flow.ask(
             here,
             sys.executable,
             f"{place.release(artifact.digest)}/onboard.pyz",
