@@ -89,9 +89,9 @@ def test_its_figures_are_marked_and_decide_nothing(report):
 STRUCTURE = """
 import sys
 sys.path.insert(0, "onboard.pyz")
-import onboard
+import numpy, onboard
 with onboard.load(".", candidate="onnxruntime-fp32") as predictor:
-    found = predictor.predict({"image": [[[[0.5] * 16] * 16] * 3]})
+    found = predictor.predict({"image": numpy.full((1, 3, 16, 16), 0.5, numpy.float32)})
 print(sorted(found), type(found["more"]).__name__, len(found["more"]), found["more"][1])
 """
 
