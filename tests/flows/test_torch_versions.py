@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,19 @@ def test_a_file_says_which_torch_wrote_it(tmp_path):
     assert torch_versions.TORCH_RECORD == script_file.TORCH_RECORD
     with_record = tmp_path / "tiny.edgeopt" / "float.pt"
     assert torch.jit.load(str(with_record))(torch.zeros(2, 4)).shape == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("function, path", [(torch.relu, "version"), (torch.nn.functional.gelu, ".data/version")])
+def test_the_format_is_found_where_files_of_it_keep_it(function, path, tmp_path):
+    """Files with an operator of format 6 and later keep the number below .data, older ones beside it."""
+    artifact = tiny_artifact(tmp_path)
+    traced = torch.jit.trace(function, torch.zeros(2, 4))
+    torch.jit.save(traced, str(artifact.folder / "float.pt"))
+    with zipfile.ZipFile(artifact.folder / "float.pt") as file:
+        assert f"float/{path}" in file.namelist()
+    written = torch_versions.written_by(artifact, SCRIPT)
+    assert (int(written.file_format) >= 6) == (path == ".data/version")
 
 
 def test_an_older_torch_is_refused_and_the_error_names_both(tmp_path, python):
