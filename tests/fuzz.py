@@ -137,6 +137,9 @@ class Device(Connection):
     def hold(self, argv, **how):
         raise NotImplementedError
 
+    def reach(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

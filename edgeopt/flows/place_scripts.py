@@ -94,7 +94,8 @@ take() {
   me=$(identity $$)
   ln -s "$me" "$1" 2>/dev/null && return
   was=$(holder_of "$1")
-  [ -n "$was" ] && lives "$was" && return 1
+  [ -n "$was" ] || { ln -s "$me" "$1" 2>/dev/null; return; }
+  ! lives "$was" || return 1
   mkdir "$1.clearing" 2>/dev/null || { find "$1.clearing" -mmin +1 -exec rmdir {} + 2>/dev/null; return 1; }
   [ "$(holder_of "$1")" != "$was" ] || rm -f "$1"
   rmdir "$1.clearing"

@@ -137,6 +137,7 @@ def test_where_int8_keeps_the_limits_nothing_is_searched(hidden, tmp_path):
     assert json.loads((tmp_path / "x.edgeopt/build.json").read_text())["mixed_precision"] is None
 
 
+@pytest.mark.slow
 def test_without_evaluate_the_proxy_is_searched_for(hidden, tmp_path):
     project = copied(hidden, tmp_path)
     limits = {"evaluate": "null", "limits": "{sqnr_db: 38}"}
@@ -146,6 +147,7 @@ def test_without_evaluate_the_proxy_is_searched_for(hidden, tmp_path):
     assert int8(built)["result"]["sqnr_db"] > 38
 
 
+@pytest.mark.slow
 def test_weights_per_channel_come_before_layers_in_float(tmp_path):
     project = mixed_project(tmp_path / "project", "spread", least=0.8)
     built, told = build(project, tmp_path / "x.edgeopt", profile={**PER_TENSOR, "quantization.improve": "[biases]"})
@@ -168,6 +170,7 @@ def test_where_no_integers_keep_the_limit_it_ends_at_fp32_with_its_tries(hidden,
     assert "closeness" in refused["onnxruntime-int8"]
 
 
+@pytest.mark.slow
 def test_with_hardly_any_time_the_best_so_far_ships_and_building_again_goes_on(hidden, tmp_path):
     project = copied(hidden, tmp_path)
     built, told = build(project, tmp_path / "x.edgeopt", budget_min=1e-6)
@@ -204,6 +207,7 @@ def is_first_try(said: str) -> bool:
     return "layers float" in said and "passes" in said
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_behind_its_last_try_and_gives_the_same(hidden, tmp_path):
     project, out = copied(hidden, tmp_path), tmp_path / "x.edgeopt"
     child = until(project, out, is_first_try)
@@ -216,6 +220,7 @@ def test_a_killed_search_goes_on_behind_its_last_try_and_gives_the_same(hidden, 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["project", "x.edgeopt"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_search_ships_the_best_so_far(hidden, tmp_path):
     project, out = copied(hidden, tmp_path), tmp_path / "x.edgeopt"
     child = until(project, out, is_first_try)
@@ -241,6 +246,7 @@ def train():
 """
 
 
+@pytest.mark.slow
 def test_after_training_calibration_is_tried_and_then_the_trained_weights_with_layers_float(tmp_path):
     project = mixed_project(tmp_path / "project", without=(), qat={"epochs": 1, "learning_rate": 1e-7})
     with open(project / "data.py", "a") as file:

@@ -85,6 +85,7 @@ def test_a_device_that_is_not_there_is_reported_and_not_a_crash(tmp_path):
     assert "127.0.0.1" not in json.dumps(report) and "nobody" not in json.dumps(report)
 
 
+@pytest.mark.slow
 def test_the_whole_run_on_a_device(sshd, ssh_config, tmp_path):
     project = write_project(
         tmp_path / "bars", without=("train", "loss", "qat", "evaluate", "calibration", "limits")

@@ -118,7 +118,7 @@ def test_a_library_of_the_users_operators_travels_and_is_loaded_first(tmp_path, 
     mapped = {"bars_ops::gain": {"node": "acme::Scale", "onnxruntime": libraries}}
     folder = write(tmp_path / "project", custom_ops=mapped, without=("train", "loss", "calibration", "qat"))
     shutil.copy(ort_library("aarch64"), folder / libraries[-1])
-    artifact = build(folder, "--set", "profile.backends=[onnxruntime]")
+    artifact = build(folder, "--set", "profile.backends=[onnxruntime]", "--set", "profile.precision.allowed=[fp32]")
     report = validate(artifact, xavier)
     assert [(c["name"], c["failure"]) for c in report["candidates"]] == [("onnxruntime-fp32", None)]
     done = on(xavier, artifact, GAINED)
