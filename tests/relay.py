@@ -68,6 +68,7 @@ class Relay:
                     self.cut_after = None
                     self.cut()
                     return
+        with contextlib.suppress(OSError):  # a client that was reset has ended too
             server.shutdown(socket.SHUT_WR)
 
     def _to_client(self, server: socket.socket, client: socket.socket) -> None:
@@ -77,6 +78,7 @@ class Relay:
                     continue
                 client.sendall(data)
                 self.to_client += len(data)
+        with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_WR)
 
     def _is_silent(self) -> bool:
