@@ -7,6 +7,7 @@ import gzip
 import random
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -89,8 +90,16 @@ def test_an_upload_that_was_cut_goes_on_at_the_verified_offset(sshd, ssh_config,
     path = file(WEIGHTS)
     sha256, size = digest.of_file(path), len(WEIGHTS)
     root = tmp_path / "root"
-    with Relay(sshd.port, cut_after=1_500_000) as relay:
+    blob = root / "blobs" / "sha256" / sha256[:2] / sha256
+    part = blob.with_name(f"{sha256}.a.part")
+
+    def cut():  # once the device has taken what had travelled, of which a reset would throw away what it had not read
+        wait_until(lambda: part.exists() and part.stat().st_size > 1_000_000)
+        relay.cut()
+
+    with Relay(sshd.port, silent_after=1_500_000) as relay:
         config = ssh_config(sshd, "relayed", Port=relay.port)
+        threading.Thread(target=cut, daemon=True).start()
         with connect("device", config=config) as device, pytest.raises(TransferError):
             store = BlobStore(device, str(root), owner="a")
             survey = store.survey({sha256: size})
@@ -98,9 +107,7 @@ def test_an_upload_that_was_cut_goes_on_at_the_verified_offset(sshd, ssh_config,
                 absent(f"{method} is not installed")
             store._programs = (method,)
             store.upload(path, sha256, size, None)
-    blob = root / "blobs" / "sha256" / sha256[:2] / sha256
     assert not blob.exists()
-    part = blob.with_name(f"{sha256}.a.part")
     assert wait_until(lambda: part.exists() and part.stat().st_size > 1_000_000 and nobody_writes(part))
     with connect("device", config=ssh_config(sshd)) as device:
         store = BlobStore(device, str(root), owner="a")
