@@ -96,16 +96,14 @@ def write_project(
 # for the CPU profiles where a test does not ask for others: OpenVINO has tests of its own, and each other build would
 # take some seconds more with it
 BACKENDS = ("--set", "profile.backends=[onnxruntime, torchscript]")
+BUILD = (sys.executable, "-m", "edgeopt", "build", "--profile", "x86-cpu", *BACKENDS)  # as a process that a test kills
 
 
 def run_edgeopt(*argv: str, cwd: Path | None = None, timeout_s: float = 300) -> subprocess.CompletedProcess:
     """`edgeopt` in a process of its own, output as text."""
+    lowers = argv[0] in ("build", "bisect", "inspect") and {"x86-cpu", "arm64-cpu"} & set(argv)
     others = any(word.startswith("profile.backends=") for word in argv)
-    backends = (
-        BACKENDS
-        if {"x86-cpu", "arm64-cpu"} & set(argv) and argv[0] in ("build", "bisect", "inspect") and not others
-        else ()
-    )
+    backends = BACKENDS if lowers and not others else ()
     return subprocess.run(
         [sys.executable, "-m", "edgeopt", *argv, *backends], cwd=cwd, capture_output=True, text=True, timeout=timeout_s
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Literal
 from edgeopt.device.doctor_case import Finding, Needs, Said, fail, ok, skip, warn
 from edgeopt.errors import DeviceError
 from edgeopt.onboard import environment
+from edgeopt.ports import emulation as registered
 from edgeopt.ports.connection import Connection
 from edgeopt.spec.jetpack import version_tuple
 from edgeopt.spec.profile import Profile
@@ -193,11 +193,8 @@ CHECKS: tuple[tuple[str, Callable[[HereFacts, Profile | None, Needs, Login], Sai
 
 def parse_binfmt(text: str) -> tuple[str | None, str]:
     """(interpreter, flags) of a file of /proc/sys/fs/binfmt_misc; (None, '') where it is switched off."""
-    if not text.startswith("enabled"):
-        return None, ""
-    interpreter = re.search(r"^interpreter (.+)$", text, re.MULTILINE)
-    flags = re.search(r"^flags: ?(\w*)$", text, re.MULTILINE)
-    return (interpreter.group(1).strip() if interpreter else None), (flags.group(1) if flags else "")
+    enabled, interpreter, flags = registered.parse_entry(text)
+    return (interpreter, flags) if enabled else (None, "")
 
 
 def _packages() -> dict[str, str]:
@@ -227,17 +224,15 @@ def _engine(connection: Connection, name: str) -> Engine:
 
 
 def _binfmt(arch: str | None) -> tuple[str | None, str]:
-    path = Path(f"/proc/sys/fs/binfmt_misc/qemu-{arch}")
     try:
-        return parse_binfmt(path.read_text())
+        return parse_binfmt((registered.BINFMT / f"qemu-{arch}").read_text())
     except OSError:
         return None, ""
 
 
 def _qemu_version(connection: Connection, interpreter: str | None) -> str | None:
     said = _first(connection, [str(Path(interpreter).resolve()), "--version"]) if interpreter else None
-    found = re.search(r"version (\d+(?:\.\d+)*)", said or "")
-    return found.group(1) if found else None
+    return registered.parse_version(said or "")
 
 
 def _first(connection: Connection, argv: list[str]) -> str | None:

@@ -33,14 +33,20 @@ def unjudged(checks: Sequence[Check], emulator: str | None) -> tuple[Check, ...]
     )
 
 
+def bare(result: CandidateResult, emulator: str | None) -> CandidateResult:
+    """The result, without all that was timed where an emulator ran it."""
+    if emulator is None:
+        return result
+    return result.model_copy(update={**dict.fromkeys(_TIMES), "rounds_ms": (), "uncertain": None})
+
+
 def untimed(
     results: Sequence[CandidateResult], emulator: str | None, first: str | None = None
 ) -> tuple[CandidateResult, ...]:
     """What a choice may go by: on an emulator nothing that was timed, and the candidate named `first` before others."""
     if emulator is None:
         return tuple(results)
-    bare = [r.model_copy(update={**dict.fromkeys(_TIMES), "rounds_ms": (), "uncertain": None}) for r in results]
-    return tuple(sorted(bare, key=lambda r: r.name != first))
+    return tuple(sorted((bare(r, emulator) for r in results), key=lambda r: r.name != first))
 
 
 def marked(selection: Selection | None, emulator: str | None) -> Selection | None:

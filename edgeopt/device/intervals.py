@@ -33,15 +33,16 @@ def median(rounds: Sequence[float]) -> Estimate:
     return Estimate(float(np.median(values)), float(low), float(high))
 
 
-def percentile(rounds: Sequence[Sequence[float]], q: float) -> Estimate:
-    """The percentile `q` of all calls; its interval by drawing whole rounds, whose calls resemble each other."""
+def percentiles(rounds: Sequence[Sequence[float]], qs: Sequence[float]) -> list[Estimate]:
+    """The percentiles `qs` of all calls; intervals by drawing whole rounds, whose calls resemble each other."""
     kept = [np.asarray(calls, dtype=np.float64) for calls in rounds if len(calls)]
     every = np.concatenate(kept)
     resamples = max(200, min(RESAMPLES, _MOST_DRAWN // len(every)))
     picked = np.random.default_rng(_SEED).integers(0, len(kept), (resamples, len(kept)))
-    found = [np.percentile(np.concatenate([kept[i] for i in row]), q) for row in picked]
-    low, high = np.percentile(found, (2.5, 97.5))
-    return Estimate(float(np.percentile(every, q)), float(low), float(high))
+    found = [np.percentile(np.concatenate([kept[i] for i in row]), qs) for row in picked]
+    low, high = np.percentile(found, (2.5, 97.5), axis=0)
+    values = np.percentile(every, qs)
+    return [Estimate(float(v), float(a), float(b)) for v, a, b in zip(values, low, high, strict=True)]
 
 
 def ratio(rounds: Sequence[float], of: Sequence[float]) -> Estimate:

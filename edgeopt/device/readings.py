@@ -6,6 +6,7 @@ are read at a known moment; a line that cannot be understood is left out.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ class Series:
 
     def within(self, since: float, until: float) -> list[float]:
         """The values of a span."""
-        return [value for at, value in zip(self.at_s, self.values, strict=True) if since <= at <= until]
+        return list(self.values[bisect_left(self.at_s, since) : bisect_right(self.at_s, until)])
 
 
 @dataclass(frozen=True)

@@ -373,11 +373,12 @@ def _fetch_outputs(connection: Connection, scratch: str, answer: _Answer, into: 
     """Fetch the files that the outputs of whole runs lie in; those of a failed one may be cut off anywhere."""
     whole = [run for run in answer.candidates.values() if run.failure is None]
     refs = [ref for run in whole for out in run.outputs.values() for ref in out.values()]
-    files = sorted({ref.file for ref in refs})
+    ends: dict[str, int] = {}
+    for ref in refs:
+        ends[ref.file] = max(ends.get(ref.file, 0), ref.offset + ref.size_bytes)
     size = sum(ref.size_bytes for ref in refs)
     with progress.bar("fetching outputs", size, unit="bytes") as advance:
-        for file in files:
-            most = max(ref.offset + ref.size_bytes for ref in refs if ref.file == file)
+        for file, most in sorted(ends.items()):
             connection.get(f"{scratch}/out/{file}", into / Path(file).name, advance=advance, at_most=most)
 
 

@@ -17,6 +17,7 @@ from edgeopt.device import runner
 from edgeopt.errors import DeviceError, ProfileError
 from edgeopt.ports.connection import CommandEnded, Connection, script, transfer_error
 from edgeopt.ports.local import LocalConnection
+from edgeopt.ports.posix import EXPAND, with_functions
 from edgeopt.spec.manifest import belongs_to
 from edgeopt.spec.profile import Profile
 from edgeopt.spec.profile_values import VNNI_FLAGS
@@ -27,15 +28,17 @@ KERNEL_FEATURES = (
 )  # fmt: skip
 
 # $1 where releases lie. The folder is printed, kept while stdin is open, and then removed.
-_HOLD = """\
-LC_ALL=C; export LC_ALL
-case $1 in "~") root=$HOME ;; "~/"*) root=$HOME/${1#??} ;; *) root=$1 ;; esac
+_HOLD = with_functions(
+    EXPAND,
+    text="""\
+expand "$1"
 mkdir -p "$root" && folder=$(mktemp -d "$root/.build-XXXXXX") || exit 1
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 1' HUP INT TERM PIPE
 printf '%s\\n' "$folder"
 cat > /dev/null
-"""
+""",
+)
 
 # $1 the build's folder; stdin: "HASH PATH" lines. `now` holds the files of one measurement, as links; a file that it
 # has no use for is removed, so that the disk holds one measurement's.

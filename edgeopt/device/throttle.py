@@ -8,6 +8,7 @@ OC1 is under-voltage, OC2 average and OC3 instantaneous over-current), the kerne
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ _TICKS_A_SECOND = 100
 
 @dataclass(frozen=True)
 class Event:
-    """One cause, with the moments at which it showed."""
+    """One cause, with the moments at which it showed, ascending."""
 
     cause: str
     source: str
@@ -37,7 +38,7 @@ class Event:
 
     def in_any(self, spans: Sequence[Span]) -> int:
         """Into how many of `spans` it fell."""
-        return sum(any(since <= at <= until for at in self.at_s) for since, until in spans)
+        return sum(bisect_left(self.at_s, since) < bisect_right(self.at_s, until) for since, until in spans)
 
 
 def events(readings: Readings, windows: dict[str, Sequence[Span]], *, turbo: bool = False) -> list[Event]:
@@ -101,7 +102,7 @@ def _gpu_clock(readings: Readings, spans: Sequence[Span]) -> Iterator[Event]:
             low.append((since + until) / 2)
     if low:
         slowest = min(float(np.median(clock.within(*span))) for span in spans if clock.within(*span))
-        yield Event(f"GPU clock {slowest:.0f} of {most:.0f} MHz while it was busy", "gpu clock", tuple(low))
+        yield Event(f"GPU clock {slowest:.0f} of {most:.0f} MHz while it was busy", "gpu clock", tuple(sorted(low)))
 
 
 def _cpu_clock(readings: Readings, windows: dict[str, Sequence[Span]]) -> Iterator[Event]:
@@ -122,10 +123,10 @@ def _cpu_clock(readings: Readings, windows: dict[str, Sequence[Span]]) -> Iterat
 
 def _cores(ticks: Series, since: float, until: float) -> float:
     """How many cores a process kept busy from its first to its last sample of the span; 0 where that is not known."""
-    inside = [(at, used) for at, used in zip(ticks.at_s, ticks.values, strict=True) if since <= at <= until]
-    if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
+    first, last = bisect_left(ticks.at_s, since), bisect_right(ticks.at_s, until) - 1
+    if last <= first or ticks.at_s[last] <= ticks.at_s[first]:
         return 0.0
-    return (inside[-1][1] - inside[0][1]) / _TICKS_A_SECOND / (inside[-1][0] - inside[0][0])
+    return (ticks.values[last] - ticks.values[first]) / _TICKS_A_SECOND / (ticks.at_s[last] - ticks.at_s[first])
 
 
 def _moments(series: Series, holds) -> tuple[float, ...]:

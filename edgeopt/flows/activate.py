@@ -76,13 +76,13 @@ def switch(place: Place, state: State, digest: str, *, step: str = "activate") -
     previous = state.current if changed else state.previous
     if changed:
         manifest = read_manifest(place, digest)
-        policy.check_release(place, digest, manifest)
+        demanded = policy.check_release(place, digest, manifest)
         _say_what_is_not_prepared(place, digest, manifest)
         if manifest.after_activate or manifest.health:
             _try_out(place, state, digest, previous, manifest, step)
         else:
             place.point(digest, previous, step=step)
-        policy.record(place, digest)
+        policy.record(place, digest, demanded)
     return Activated(place.name, digest, previous, place.connection.label, f"{place.path}/current", changed)
 
 
@@ -156,6 +156,11 @@ def _member(data: bytes, key: str):
 def _prove(place: Place, digest: str, manifest: Manifest) -> None:
     _run(place, digest, "after_activate", manifest.after_activate, AFTER_ACTIVATE_S)
     _run(place, digest, "health", manifest.health, HEALTH_S)
+
+
+def ask_health(place: Place, digest: str) -> None:
+    """Run the health command of a release; DeviceError where it fails. Nothing where the release has none."""
+    _run(place, digest, "health", read_manifest(place, digest).health, HEALTH_S)
 
 
 def _run(place: Place, digest: str, key: str, argv: tuple[str, ...], timeout_s: float) -> None:

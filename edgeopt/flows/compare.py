@@ -15,8 +15,8 @@ from edgeopt.device import intervals
 from edgeopt.device.intervals import Estimate
 from edgeopt.device.judge import DEFAULT_RELATIVE_DROP
 from edgeopt.errors import ArtifactError, UsageError
+from edgeopt.flows.validate import by_age
 from edgeopt.spec.comparison import CandidateChange, Change, Comparison, Difference, Outcome
-from edgeopt.spec.manifest import REPORTS_DIR
 from edgeopt.spec.report import CandidateResult, Report
 from edgeopt.spec.values import validate
 
@@ -81,8 +81,7 @@ def kept_reports(folder: Path) -> list[Path]:
     """The reports beside an artifact, oldest first by the time in them. ArtifactError for what is no artifact."""
     if not folder.is_dir():
         raise ArtifactError("there is no such artifact", where=str(folder), todo="give an artifact's folder")
-    paths = sorted((folder / REPORTS_DIR).glob("*.json"))
-    return sorted(paths, key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns))
+    return by_age(folder)
 
 
 def compare(a: tuple[str, Report], b: tuple[str, Report]) -> Comparison:

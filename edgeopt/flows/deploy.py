@@ -59,14 +59,10 @@ def deploy(
             validated.check()
             if validated.selection is None:
                 raise _unproven(place, validated)
-            return Deployed(pushed, prepared, validated, _switched(place, artifact))
+            return Deployed(pushed, prepared, validated, switch(place, place.state(), artifact.digest, step="deploy"))
         except EdgeoptError:
             log.warning("%s: %s was not activated", place.where, artifact.digest[:12])
             raise
-
-
-def _switched(place: Place, artifact: Artifact) -> Activated:
-    return switch(place, place.state(), artifact.digest, step="deploy")
 
 
 def _prepared(place: Place, artifact: Artifact, how: How, progress: Progress) -> Prepared | None:

@@ -11,7 +11,7 @@ from edgeopt.device.doctor_case import Case, Finding, Needs, needs_of
 from edgeopt.device.doctor_probe import probe, second_session
 from edgeopt.errors import ArtifactError, DeviceError, HostError, TransferError
 from edgeopt.ports.connection import Connection
-from edgeopt.ports.local import LABEL, LocalConnection
+from edgeopt.ports.local import LocalConnection
 from edgeopt.runtime.artifact import Artifact
 from edgeopt.spec.limits import Limits, stricter
 from edgeopt.spec.profile import Profile
@@ -59,7 +59,7 @@ def doctor(connection: Connection, asked: Asked) -> Diagnosis:
     """Look at this machine and at the device. A device that cannot be reached is a finding, not an error."""
     needs = _needs(asked)
     arch = asked.profile.target.arch if asked.profile else None
-    remote = connection.label != LABEL
+    remote = connection.remote
     with LocalConnection() as own:
         here = doctor_here.read(own, arch=arch, folder=asked.folder)
     of_device = _of_device(connection, asked, needs, remote)

@@ -80,7 +80,7 @@ class Place:
     def prune(self, digests: Sequence[str]) -> None:
         """Remove releases, and the blobs that no release links to any more."""
         what = ", ".join(digest[:12] for digest in digests)
-        line = self._line("prune", None, f"removed {what}") if digests else ""
+        line = self._line("prune", None, f"removed {what}")
         argv = script(place_scripts.PRUNE, self.root, self.name, self.token, line, *digests)
         self._check(self.connection.run(argv, timeout_s=300, check=False), "cannot remove old releases")
 

@@ -240,7 +240,6 @@ POINT = with_functions(
     RENAME,
     NOTE,
     _POINT,
-    _UNDO,
     _FENCE,
     text="""\
 root=$1 place=$1/$2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeopt.errors import ArtifactError, DeviceError
@@ -74,9 +74,6 @@ class Policy:
     downgrade: bool  # a version below the one that ran before is taken
     identities: tuple[str, ...]
 
-    def as_dict(self) -> dict:
-        return asdict(self)
-
     def __str__(self) -> str:
         who = f" by {' or '.join(self.identities)}" if self.identities else ""
         by = "" if self.device_verifies else "; verified by who pushes, since its OpenSSH is older than 8.1"
@@ -111,12 +108,13 @@ def check(place: Place, artifact: Artifact) -> None:
     policy = read(place.connection)
     if policy is None:
         return
-    if len(sign.signature_files(artifact)) < 2:
+    found = sign.signature_files(artifact)
+    if len(found) < 2:
         raise ArtifactError(
             "the device takes signed artifacts only, and this one is not signed", where=place.where,
             todo="sign it: edgeopt artifact sign ARTIFACT --key KEY",
         )  # fmt: skip
-    _, text, signature = sign.read(artifact)
+    _, text, signature = sign.read(artifact, found)
     if not policy.device_verifies:
         _verify_here(place, policy, text, signature)
     argv = script(_ASK, policy.verifier, place.name, artifact.digest, _as_word(signature, artifact))
@@ -125,20 +123,24 @@ def check(place: Place, artifact: Artifact) -> None:
 
 def carry(place: Place, artifact: Artifact) -> None:
     """Put the signature of `artifact` beside the manifest of its release, atomically; nothing where it has none."""
-    if len(sign.signature_files(artifact)) < 2:
+    found = sign.signature_files(artifact)
+    if len(found) < 2:
         return
-    _, text, signature = sign.read(artifact)
+    _, text, signature = sign.read(artifact, found)
     argv = script(_CARRY, place.release(artifact.digest), _as_word(signature, artifact), str(len(text)))
     done = place.connection.run(argv, stdin=text, check=False)
     if done.status != 0:
         raise transfer_error(done, "cannot store the signature", where=place.where)
 
 
-def check_release(place: Place, digest: str, manifest: Manifest) -> None:
-    """Before a switch: ArtifactError where the policy refuses the release, as it lies there, or as a downgrade."""
+def check_release(place: Place, digest: str, manifest: Manifest) -> Policy | None:
+    """Before a switch: ArtifactError where the policy refuses the release, as it lies there, or as a downgrade.
+
+    Returns the policy, for `record`.
+    """
     policy = read(place.connection)
     if policy is None:
-        return
+        return None
     release = place.release(digest)
     if not policy.device_verifies:
         found = [place.connection.run(["cat", f"{release}/{name}"], check=False) for name in sign.FILES]
@@ -150,11 +152,11 @@ def check_release(place: Place, digest: str, manifest: Manifest) -> None:
     argv = [policy.verifier, "--after", f"{place.path}/current", release]
     timeout_s = max(CHECK_S, patience_s(sum(file.size for file in manifest.files.values())))
     _judge(place.connection.run(argv, timeout_s=timeout_s, check=False), place, f"release {digest[:12]}")
+    return policy
 
 
-def record(place: Place, digest: str) -> None:
+def record(place: Place, digest: str, policy: Policy | None) -> None:
     """After a release has proven itself: its version is the lowest from now on, where we are root there."""
-    policy = read(place.connection)
     if policy is None:
         return
     done = place.connection.run(script(_RECORD, policy.verifier, place.release(digest)), timeout_s=CHECK_S, check=False)

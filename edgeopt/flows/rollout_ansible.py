@@ -10,12 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgeopt.errors import RolloutError, disk_error
+from edgeopt.errors import HostError, LockedError, RolloutError, disk_error
 from edgeopt.flows.rollout_plan import Plan, Planned
 from edgeopt.spec.yaml_file import to_yaml
 
-_HOST_STATUS = 11  # of HostError: the device was not reached
-_LOCKED_STATUS = 17
+_HOST_STATUS, _LOCKED_STATUS = HostError.exit_code, LockedError.exit_code
 _RETRIES, _DELAY_S = 3, 10
 _SAID = "{{ deployed.stderr | default(deployed.msg, true) }}"
 

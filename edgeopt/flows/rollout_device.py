@@ -16,7 +16,7 @@ from typing import Any
 
 from edgeopt import digest as digests
 from edgeopt.errors import DeviceError, EdgeoptError, HostError, HostKeyError, LockedError, TransferError
-from edgeopt.flows.activate import HEALTH_S, read_manifest, switch
+from edgeopt.flows.activate import ask_health, switch
 from edgeopt.flows.deploy import Deployed, deploy
 from edgeopt.flows.place import Place, locked
 from edgeopt.flows.push import KEEP
@@ -24,7 +24,7 @@ from edgeopt.flows.rollout_engines import Engines
 from edgeopt.flows.rollout_journal import file_name
 from edgeopt.flows.rollout_plan import Planned
 from edgeopt.flows.validate import How, latest_report
-from edgeopt.ports.connection import Connection, script
+from edgeopt.ports.connection import Connection
 from edgeopt.progress import Progress
 from edgeopt.runtime.artifact import Artifact, replace_file
 from edgeopt.spec.manifest import REPORTS_DIR, SELECTION_NAME
@@ -217,20 +217,6 @@ def return_at(place: Place, digest: str, before: dict[str, Any]) -> Outcome:
     switch(place, state, current)
     place.point(current, previous)
     return Outcome("rolled back", f"it runs {current[:12]} again", before=before)
-
-
-def ask_health(place: Place, digest: str) -> None:
-    """Run the health command of a release; DeviceError where it fails. Nothing where the release has none."""
-    argv = read_manifest(place, digest).health
-    if not argv:
-        return
-    command = script('cd "$1" && shift && exec "$@"', place.release(digest), *argv)
-    done = place.connection.run(command, timeout_s=HEALTH_S, check=False)
-    if done.status != 0:
-        raise DeviceError(
-            f"its 'health' command ({' '.join(argv)}) failed with status {done.status}: {done.complaint}",
-            where=place.where, todo=f"run it by hand in {place.release(digest)}",
-        )  # fmt: skip
 
 
 def mirror(artifact: Artifact, view: Path) -> Artifact:

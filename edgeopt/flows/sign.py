@@ -13,7 +13,6 @@ from edgeopt.spec import statement
 from edgeopt.spec.statement import NAMESPACE, Statement
 
 FILES = (spec.STATEMENT_NAME, spec.SIGNATURE_NAME)
-MAX_SIGNATURE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,12 @@ def verify(
     )
 
 
-def read(artifact: Artifact) -> tuple[Statement, bytes, bytes]:
-    """What the artifact's signature says, its text and the signature, unchecked; ArtifactError where it has none."""
-    found = signature_files(artifact)
+def read(artifact: Artifact, found: dict[str, bytes] | None = None) -> tuple[Statement, bytes, bytes]:
+    """What the artifact's signature says, its text and the signature, unchecked; ArtifactError where it has none.
+
+    `found`: what `signature_files` gave already.
+    """
+    found = signature_files(artifact) if found is None else found
     if len(found) < 2:
         raise ArtifactError(
             "the artifact is not signed", where=str(artifact.folder),
@@ -89,7 +91,7 @@ def read(artifact: Artifact) -> tuple[Statement, bytes, bytes]:
 def signature_files(artifact: Artifact) -> dict[str, bytes]:
     """manifest.signed and manifest.sig as they lie in the artifact, those that are there."""
     found = {}
-    for name, most in ((spec.STATEMENT_NAME, spec.MAX_MANIFEST_BYTES), (spec.SIGNATURE_NAME, MAX_SIGNATURE_BYTES)):
+    for name, most in ((spec.STATEMENT_NAME, spec.MAX_MANIFEST_BYTES), (spec.SIGNATURE_NAME, spec.MAX_SIGNATURE_BYTES)):
         path = artifact.folder / name
         if not path.is_file() or path.is_symlink():
             continue

@@ -13,7 +13,7 @@ from edgeopt.flows import journal, policy, status_scripts
 from edgeopt.flows.journal import Entry
 from edgeopt.flows.place import DEFAULT_ROOT
 from edgeopt.flows.place_scripts import LOCKED, NOTHING
-from edgeopt.ports.blobs import free_bytes
+from edgeopt.ports.blobs import free_bytes, free_inodes
 from edgeopt.ports.connection import Connection, Result, script, transfer_error
 
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -193,11 +193,10 @@ def parse(said: bytes, *, host: str, where: str) -> Status:
                 entries += journal.parse(data.decode("utf-8", "replace"))
             else:
                 leftovers += _of_a_name(kind, rest, data, names)
-        inodes = facts["inodes"].split()
         return Status(
             host=host, root=facts["root"], free_bytes=free_bytes(facts["df"], where),
             used_bytes=1024 * int(facts["used"]),
-            free_inodes=int(inodes[0]) if len(inodes) == 2 and int(inodes[1]) else None,
+            free_inodes=free_inodes(facts["inodes"]),
             names=tuple(_named(name, seen) for name, seen in names.items()), engines=tuple(engines),
             leftovers=tuple(leftovers), journal=tuple(entries),
         )  # fmt: skip

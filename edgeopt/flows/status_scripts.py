@@ -5,11 +5,21 @@ from __future__ import annotations
 from edgeopt.flows.place_scripts import LOCKED, NOTHING, TAKE
 from edgeopt.ports.posix import EXPAND, FLUSH, JOURNAL, NOTE, with_functions
 
+# loose: the paths of blobs that no release needs
+_LOOSE = """\
+loose() {
+  find blobs/sha256 -type f -links 1 ! -name '*.part' | while IFS= read -r blob; do
+    grep -qF "${blob##*/}" ./*/releases/*/manifest.json 2>/dev/null || echo "$blob"
+  done
+}
+"""
+
 # $1 ROOT, $2 NAME or nothing for all. Changes nothing and takes no lock. Prints a line a fact, words apart by a space,
 # a path or free text last; 'manifest' and 'journal' are followed by as many bytes as the line says.
 LOOK = with_functions(
     EXPAND,
     TAKE,
+    _LOOSE,
     text=f"""\
 expand "$1"
 [ -d "$root" ] || exit {NOTHING}
@@ -55,9 +65,7 @@ if [ -d blobs/sha256 ]; then
   find blobs/sha256 -type f -name '*.part' | while IFS= read -r part; do
     echo "part $(wc -c < "$part") $(when "$part") $part"
   done
-  find blobs/sha256 -type f -links 1 ! -name '*.part' | while IFS= read -r blob; do
-    grep -qF "${{blob##*/}}" ./*/releases/*/manifest.json 2>/dev/null || echo "loose $(wc -c < "$blob") $blob"
-  done
+  loose | while IFS= read -r blob; do echo "loose $(wc -c < "$blob") $blob"; done
 fi
 for state in engines/*/state.json; do
   [ -f "$state" ] || continue
@@ -82,6 +90,7 @@ COLLECT = with_functions(
     FLUSH,
     NOTE,
     TAKE,
+    _LOOSE,
     text=f"""\
 expand "$1"
 [ -d "$root" ] || exit {NOTHING}
@@ -109,9 +118,7 @@ rm -f ./*/.current.new ./*/.previous.new ./*/.pending.new
 [ ! -d {JOURNAL}.moving ] || rmdir {JOURNAL}.moving
 if [ -d blobs/sha256 ]; then
   find blobs/sha256 -type f -name '*.part' | while IFS= read -r part; do gone part "$part"; done
-  find blobs/sha256 -type f -links 1 ! -name '*.part' | while IFS= read -r blob; do
-    grep -qF "${{blob##*/}}" ./*/releases/*/manifest.json 2>/dev/null || gone blob "$blob"
-  done
+  loose | while IFS= read -r blob; do gone blob "$blob"; done
 fi
 sync
 note "$3"

@@ -112,9 +112,15 @@ def validate_at(
     return done
 
 
+def by_age(folder: Path) -> list[Path]:
+    """The reports beside the artifact in `folder`, oldest first: by the time in their names, then as written."""
+    paths = sorted((folder / REPORTS_DIR).glob("*.json"))
+    return sorted(paths, key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns))
+
+
 def latest_report(folder: Path) -> Report:
     """The newest report of the artifact in `folder`; ArtifactError where there is none."""
-    paths = sorted((folder / REPORTS_DIR).glob("*.json"))
+    paths = by_age(folder)
     if not paths:
         raise ArtifactError("no report yet", where=str(folder), todo=f"run: edgeopt validate {folder} [HOST]")
     try:

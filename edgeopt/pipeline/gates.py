@@ -102,8 +102,7 @@ def run_gate(
             with LocalConnection() as connection:
                 found = measure(connection, alone, Path(scratch), python=sys.executable, progress=job.progress)
             responses |= dict.fromkeys((c.name for c in request.candidates), found)
-        found = [(candidate_result(c, responses[c.name], asked), responses[c.name].environment) for c in ran]
-        results = [emulated.untimed([result], emulated.said(there))[0] for result, there in found]
+        results = [_result(c, responses[c.name], asked) for c in ran]
         facts = []
         for c in candidates:
             program = (programs or {}).get(c.name)
@@ -118,6 +117,10 @@ def run_gate(
         )
         for candidate, one, result, known in zip(candidates, ran, results, facts, strict=True)
     )  # fmt: skip
+
+
+def _result(candidate: Candidate, response: Response, asked: Questions) -> CandidateResult:
+    return emulated.bare(candidate_result(candidate, response, asked), emulated.said(response.environment))
 
 
 def _runs_as_it_is(candidate: Candidate, job: Job) -> bool:

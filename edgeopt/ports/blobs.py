@@ -18,16 +18,15 @@ from pathlib import Path
 from edgeopt.errors import ArtifactError, DeviceError, TransferError
 from edgeopt.ports import compression
 from edgeopt.ports.connection import Connection, Result, patience_s, script, transfer_error
-from edgeopt.ports.posix import EXPAND, FLUSH, HASH, with_functions
+from edgeopt.ports.posix import FLUSH, HASH, with_functions
 from edgeopt.progress import Advance
 
 # $1 root, $2 owner, $3 'look' to change nothing; stdin: "HASH SIZE" lines. Prints "HASH PART_SIZE PART_HASH" of what
 # is missing, then which programs unpack, whether the owner's files can be hard links to blobs, inodes, and df's line.
 SURVEY = with_functions(
-    EXPAND,
     HASH,
     text="""\
-expand "$1"
+root=$1
 [ "$3" = look ] || mkdir -p "$root/blobs/sha256" || exit 1
 while read -r hash size; do
   blob_of "$hash"
@@ -239,8 +238,7 @@ def _parse_survey(lines: list[str], where: str) -> Survey:
         elif first in ("linked", "copied"):
             links = first == "linked"
         elif first == "inodes":
-            # some file systems have no fixed number and say that they have 0
-            inodes = int(rest[0]) if len(rest) == 2 and all(r.isdigit() for r in rest) and int(rest[1]) else None
+            inodes = free_inodes(" ".join(rest))
         else:
             sha256, part = _missing(line)
             missing[sha256] = part
@@ -250,6 +248,12 @@ def _parse_survey(lines: list[str], where: str) -> Survey:
 def _missing(line: str) -> tuple[str, Part | None]:
     sha256, size, part_hash = line.split()
     return sha256, Part(int(size), part_hash) if int(size) else None
+
+
+def free_inodes(counts: str) -> int | None:
+    """Of `stat -f -c '%d %c'`; None where it does not say, or the file system has no fixed number, which it calls 0."""
+    numbers = counts.split()
+    return int(numbers[0]) if len(numbers) == 2 and all(n.isdigit() for n in numbers) and int(numbers[1]) else None
 
 
 def free_bytes(df: str, where: str) -> int:

@@ -35,8 +35,9 @@ class Artifact:
         is not the bytes that its digest is taken of, since then something in it means nothing and was put there.
         """
         folder = Path(folder)
-        manifest = read_manifest(folder)
-        check_canonical((folder / spec.FILE_NAME).read_bytes(), manifest, source=str(folder / spec.FILE_NAME))
+        data, source = _manifest_bytes(folder), str(folder / spec.FILE_NAME)
+        manifest = spec.decode(data, source=source)
+        check_canonical(data, manifest, source=source)
         for name, file in sorted(manifest.files.items()):
             _check(folder, name, file)
         return cls(folder, manifest)
@@ -65,6 +66,10 @@ class Artifact:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest in `folder`, checked in itself, its files not hashed. ArtifactError where there is none."""
+    return spec.decode(_manifest_bytes(folder), source=str(folder / spec.FILE_NAME))
+
+
+def _manifest_bytes(folder: Path) -> bytes:
     path = folder / spec.FILE_NAME
     if not folder.is_dir():
         raise ArtifactError("no such artifact", where=str(folder), todo="give the folder that 'edgeopt build' named")
@@ -75,7 +80,7 @@ def read_manifest(folder: Path) -> Manifest:
         )  # fmt: skip
     if path.stat().st_size > spec.MAX_MANIFEST_BYTES:
         raise ArtifactError("the manifest is absurdly large", where=str(path), todo="build the artifact again")
-    return spec.decode(path.read_bytes(), source=str(path))
+    return path.read_bytes()
 
 
 def check_canonical(data: bytes, manifest: Manifest, *, source: str) -> None:

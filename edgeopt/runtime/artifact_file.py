@@ -25,7 +25,11 @@ from edgeopt.spec.manifest import Manifest
 
 BLOCK_BYTES, RECORD_BYTES = 512, 10_240
 # what may stand between the manifest and its files, in this order, and the most bytes of each
-EXTRAS = {spec.STATEMENT_NAME: spec.MAX_MANIFEST_BYTES, spec.SIGNATURE_NAME: 1 << 16, spec.SELECTION_NAME: 1 << 20}
+EXTRAS = {
+    spec.STATEMENT_NAME: spec.MAX_MANIFEST_BYTES,
+    spec.SIGNATURE_NAME: spec.MAX_SIGNATURE_BYTES,
+    spec.SELECTION_NAME: 1 << 20,
+}
 _PIECE_BYTES = 1 << 20
 _TODO = "copy it again, or pack the artifact again"
 

@@ -29,6 +29,7 @@ REPORTS_DIR = "reports"  # outside the digest, not pushed
 STATEMENT_NAME = "manifest.signed"  # what is signed, see spec/statement.py; outside the digest
 SIGNATURE_NAME = "manifest.sig"  # the signature of it, as ssh-keygen writes it; outside the digest
 MAX_MANIFEST_BYTES = 64 << 20
+MAX_SIGNATURE_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 40
 MAX_PATH_BYTES, MAX_PART_BYTES = 1000, 200  # below what file systems take, with room for '.part' and a folder before
 _MAX_RANK = 64

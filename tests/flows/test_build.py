@@ -20,7 +20,7 @@ import torch
 import edgeopt
 from edgeopt.runtime.artifact import Artifact
 from tests.mixed_project import mixed_project
-from tests.small_project import BACKENDS, run_edgeopt, write_project
+from tests.small_project import BACKENDS, BUILD, run_edgeopt, write_project
 
 
 def build(project: Path, out: Path, *options: str, profile: str = "x86-cpu") -> subprocess.CompletedProcess:
@@ -166,19 +166,7 @@ def test_cached_stages_give_the_same_bytes_as_new_ones(built, tmp_path):
 def test_a_killed_build_leaves_no_artifact_and_resumes_at_the_last_finished_stage(tmp_path):
     project = write_project(tmp_path / "project")
     out = tmp_path / "bars.edgeopt"
-    argv = [
-        sys.executable,
-        "-m",
-        "edgeopt",
-        "build",
-        "--profile",
-        "x86-cpu",
-        *BACKENDS,
-        "--project",
-        str(project),
-        "--out",
-        str(out),
-    ]
+    argv = [*BUILD, "--project", str(project), "--out", str(out)]
     child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
     deadline = time.monotonic() + 600
     for line in child.stdout:
@@ -288,12 +276,8 @@ def test_limits_that_nothing_keeps_leave_no_artifact(tmp_path):
 
 def test_an_interrupted_build_says_so_and_leaves_nothing(tmp_path):
     project = write_project(tmp_path / "project", without=("train", "loss", "qat"))
-    argv = [
-        "build", "--profile", "x86-cpu", *BACKENDS, "--project", str(project), "--out", str(tmp_path / "out.edgeopt"),
-    ]  # fmt: skip
-    child = subprocess.Popen(
-        [sys.executable, "-m", "edgeopt", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    argv = [*BUILD, "--project", str(project), "--out", str(tmp_path / "out.edgeopt")]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in child.stdout:
         if line.startswith("capture"):
             break

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from edgeopt.flows.build import Built, build
 from edgeopt.pipeline.job import Job
 from edgeopt.spec.profile import load_profile
 from edgeopt.spec.project import load_project
-from tests.small_project import BACKENDS, write_project
+from tests.small_project import BUILD, write_project
 
 KILLING = """
 import os, signal
@@ -36,18 +35,7 @@ QAT = {"epochs": 4, "learning_rate": 1e-2}
 
 
 def run(project: Path, *options: str, launcher: tuple[str, ...] = (), **environment: str):
-    argv = [
-        sys.executable,
-        *launcher,
-        "-m",
-        "edgeopt",
-        "build",
-        "--profile",
-        "x86-cpu",
-        *BACKENDS,
-        "--project",
-        str(project),
-    ]
+    argv = [BUILD[0], *launcher, *BUILD[1:], "--project", str(project)]
     return subprocess.run(
         [*argv, "--until", "qat", "--json", *options], env={**os.environ, **environment},
         capture_output=True, text=True, timeout=280,

@@ -160,7 +160,14 @@ def test_ansible_gets_a_play_a_wave_that_calls_deploy(tmp_path, two):
             assert variables["edgeopt_options"] == wanted
     assert ["pause" in json.dumps(play) for play in plays] == [True, True, False]
     assert "[0, 11, 17]" in to_yaml(plays)
-    if shutil.which("ansible-playbook"):  # its own word on the syntax, where it is installed
-        argv = ["ansible-playbook", "--syntax-check", "-i", str(paths[0]), str(paths[1])]
-        done = subprocess.run(argv, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+
+
+def test_ansible_takes_the_playbook(tmp_path, two):
+    """Its own word on the syntax; it is 70 MB, and CI does not install it."""
+    if shutil.which("ansible-playbook") is None:
+        pytest.skip("ansible-playbook is not installed (ansible-core), which is optional")
+    plan = make_plan(two[:1], devices(tmp_path, "devices:\n  - d0\n  - d1\n"), Options(soak_s=5))
+    paths = rollout_ansible.write(tmp_path / "out", plan, [])
+    argv = ["ansible-playbook", "--syntax-check", "-i", str(paths[0]), str(paths[1])]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
